@@ -1,7 +1,7 @@
 """Torch-free facts: the case grammar, model presets, operations, and who computes them.
 
 Owns the nouns that every level joins on: `Point` (a batch, in vLLM's grammar), `Case` (a point with level, operation
-and attributes) and the lists behind `kbench list`. It knows names and capabilities; it runs nothing and imports no torch.
+and attributes) and the lists behind `kbench list`. It knows names and capabilities, runs nothing, imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kbench.errors import UsageError
 
 # --------------------------------------------------------------------------------------------- points
 
-_GROUP = re.compile(r"^(?:(?P<count>\d+)\*)?(?P<query>\d+)(?:@(?P<kv>\d+))?$")
+_GROUP = re.compile(r"(?:(?P<count>[0-9]{1,9})\*)?(?P<query>[0-9]{1,9})(?:@(?P<kv>[0-9]{1,9}))?")
 MAX_SEQUENCES = 65_536
 MAX_CONTEXT = 16_777_216
 
@@ -73,7 +73,7 @@ def parse_point(text: str) -> Point:
     """Read `[N*]Q[@K]` groups joined by `+`. Raises UsageError with the offending group and the grammar."""
     groups = []
     for part in text.replace(" ", "").split("+"):
-        match = _GROUP.match(part)
+        match = _GROUP.fullmatch(part)
         if match is None:
             raise UsageError(
                 f"point {text!r}: cannot read {part!r}",
@@ -122,7 +122,7 @@ class Case:
         head, *attributes = text.split(";")
         parts = head.split("/")
         if len(parts) != 4 or parts[0] not in LEVELS or not all("=" in item for item in attributes):
-            raise UsageError(f"{text!r} is not a case", remedy="level/op/model/point[;name=value], see kbench plan SUITE")
+            raise UsageError(f"{text!r} is not a case", remedy="level/op/model/point[;name=value], see kbench plan")
         pairs = tuple((name, value) for name, _, value in (item.partition("=") for item in attributes))
         return cls(parts[0], parts[1], parts[2], parts[3], pairs)
 
@@ -166,6 +166,10 @@ _MODELS = (
     ModelShape(
         "tiny", 2, 128, 8, 2, 32, 256, 512,
         source="kbench: small enough for a laptop, GQA 4, head size 32",
+    ),
+    ModelShape(
+        "nano", 2, 128, 4, 1, 32, 256, 512,
+        source="kbench: tiny with half of its heads; what a 2-core machine can decide a claim on in three minutes",
     ),
     ModelShape(
         "small", 4, 512, 8, 4, 64, 1_408, 8_192,
@@ -241,7 +245,7 @@ _IMPLEMENTATIONS: dict[str, Implementation] = {}
 
 
 def register(implementation: Implementation, *, override: bool = False) -> None:
-    """Make an implementation known. Built-ins and plug-ins come through here; a second one of a name needs `override`."""
+    """Make an implementation known, built-in or plug-in; a second one of a name needs `override`."""
     if implementation.name in _IMPLEMENTATIONS and not override:
         raise UsageError(f"an implementation named {implementation.name!r} is registered already", remedy="rename it")
     unknown = [op for op in implementation.ops if op not in OPS]
@@ -304,3 +308,9 @@ for _built_in in (
     ),
 ):
     register(_built_in)
+
+
+def op_applies(op: str, point: Point) -> bool:
+    """Whether an operation can be measured at a point: decode where every query is one token, prefill where none is."""
+    single = [group.query_tokens == 1 for group in point.groups]
+    return all(single) if op.endswith(".decode") else not any(single)

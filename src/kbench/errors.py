@@ -93,7 +93,9 @@ class SuiteError(UsageError):
 class TraceError(UsageError):
     """A trace file, row or field that cannot be used."""
 
-    def __init__(self, what: str, *, file: str = "", line: int | None = None, field: str = "", remedy: str = "") -> None:
+    def __init__(
+        self, what: str, *, file: str = "", line: int | None = None, field: str = "", remedy: str = ""
+    ) -> None:
         super().__init__(what)
         self.problems = (Problem(what=what, file=file, line=line, key=field, remedy=remedy),)
 

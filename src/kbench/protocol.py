@@ -1,13 +1,14 @@
 """Messages between a run and its workers: one JSON object a line, requests answered in order.
 
-Owns what crosses the pipe (`Request`, `Reply`), what a trial reports (`Measurement`, `Outcome`) and their framing. It knows
-neither torch nor what a trial measures, so that a torch-free worker can speak it in tests.
+Owns what crosses the pipe (`Request`, `Reply`), what a trial reports (`Measurement`, `Outcome`) and their framing.
+It knows neither torch nor what a trial measures, so that a torch-free worker can speak it in tests.
 
     parent                         worker
     open   {arm, device, ...}  →   ok
-    prepare {case}             →   ok | unsupported | incorrect | failed …   (facts, measurements)
+    prepare {case, thorough}   →   ok | unsupported | incorrect | failed …   (facts, measurements)
     window {case, block, …}    →   ok (measurements)
     finish {case}              →   ok (facts, measurements)
+    trace  {case}              →   ok (facts), in a worker that times nothing
     job    {name, …}           →   ok (facts, measurements, files)
     close                      →   ok, exits
 """

@@ -1,7 +1,7 @@
 """Which implementation serves which query, and every reason why not.
 
-Owns `Query` (what a layer asks for), `Reason` (one machine-readable objection) and `check`, which returns *all* objections
-of a catalogue entry. It knows what implementations declare, not what they do: `observed` is filled in by measuring.
+Owns `Query` (what a layer asks for), `Reason` (one machine-readable objection) and `check`, which returns *all*
+objections of a catalogue entry. It knows what implementations declare, not what they do: measuring fills in `observed`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,5 @@
+"""`python -m kbench`."""
+
+from kbench.cli import main
+
+main()

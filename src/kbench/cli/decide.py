@@ -1,0 +1,153 @@
+"""`kbench decide` and `kbench report`: the rule over all evidence, and what to send to a colleague."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kbench.cli import common, outputs
+from kbench.errors import ExitCode, MeasurementError
+
+if TYPE_CHECKING:
+    from kbench.decide import Decision
+    from kbench.plan import Plan
+    from kbench.record import RunRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A decision and what it rests on."""
+
+    decision: Decision
+    records: list[RunRecord]
+    earlier_plans: list[dict[str, object]]
+
+
+@common.one_line_errors
+def decide(
+    suite: common.SuitePath,
+    as_json: common.Json = False,
+    out: common.Out = common.RESULTS,
+    seed: common.Seed = None,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    junit: outputs.Junit = None,
+    github: outputs.GitHub = False,
+    fail_on: outputs.FailOn = None,
+    debug: common.Debug = False,
+) -> None:
+    """Evaluate the predeclared rule over all evidence of this plan."""
+    told = outputs.Outputs.of(suite, as_json, junit, github, fail_on)
+    with told.whatever_happens():
+        plan = common.load_plan(suite, seed, traces, costs)
+        code = decide_and_show(plan, out, as_json, told)
+    raise typer.Exit(int(code))
+
+
+@common.one_line_errors
+def report(
+    suite: common.SuitePath,
+    as_json: common.Json = False,
+    out: common.Out = common.RESULTS,
+    output: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="Write the report here (Markdown).")] = None,
+    seed: common.Seed = None,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    debug: common.Debug = False,
+) -> None:
+    """Write the report of a suite's evidence."""
+    plan = common.load_plan(suite, seed, traces, costs)
+    decided = _decide(plan, out)
+    path = write_report(plan, decided, output or out / plan.name / "report.md")
+    if as_json:
+        common.print_json({"suite": plan.name, "plan_hash": plan.plan_hash, "report": str(path)})
+    else:
+        typer.echo(str(path))
+
+
+def decide_and_show(
+    plan: Plan, out: Path, as_json: bool, told: outputs.Outputs, exploratory: RunRecord | None = None
+) -> ExitCode:
+    """Decide, keep the decision (ledger, report, selector), tell CI, print. An exploratory run leaves no trace."""
+    from kbench.report.tables import verdict_table
+
+    decided = _decide(plan, out) if exploratory is None else _explore(plan, exploratory)
+    document = decided.decision.to_json()
+    document["earlier_plans"] = decided.earlier_plans
+    document["exploratory"] = exploratory is not None
+    document["exit_code"] = int(told.exit_code(decided.decision))
+    if exploratory is None:
+        told.tell(decided.decision, _keep(plan, decided, out))
+    if as_json:
+        common.print_json(document)
+    else:
+        common.console().print(verdict_table(decided.decision))
+        if exploratory is None:
+            typer.echo(f"report: {out / plan.name / 'report.md'}", err=True)
+        else:
+            typer.echo("exploratory: this is no evidence, and no verdict rests on it", err=True)
+    return ExitCode(document["exit_code"])
+
+
+def write_report(plan: Plan, decided: Decided, path: Path) -> Path:
+    from kbench.report.markdown import report_markdown
+
+    text = report_markdown(decided.decision, decided.records, plan.loaded.suite)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise MeasurementError(
+            f"cannot write the report: {error.strerror or error}", where=str(path), remedy="choose another -o"
+        ) from error
+    return path
+
+
+def _decide(plan: Plan, out: Path) -> Decided:
+    from kbench.decide import Evidence, decide
+    from kbench.run.history import History
+
+    history = History.read(out, plan.name)
+    history.require_unchanged(plan)
+    records, aborted, void = history.evidence(plan)
+    evidence = Evidence.of(records, aborted=aborted, void=void)
+    decision = decide(plan.loaded.suite, evidence, plan_hash=plan.plan_hash)
+    return Decided(decision, records, list(history.earlier_plans(plan)))
+
+
+def _explore(plan: Plan, record: RunRecord) -> Decided:
+    from kbench.decide import Evidence, decide
+
+    evidence = Evidence.of([record], aborted=0, void=0)
+    return Decided(decide(plan.loaded.suite, evidence, plan_hash=plan.plan_hash), [record], [])
+
+
+def _keep(plan: Plan, decided: Decided, out: Path) -> str:
+    """The verdict in the ledger, selector and report on disk; a folder that cannot be written costs only these.
+
+    Returns the ledger's head. Without evidence nothing is written, but a selector of another plan is taken back. A
+    decision that repeats the last one leaves ledger and files as they are: looking again is no event.
+    """
+    from kbench.ledger import Kind
+    from kbench.report.selector_file import FILE, selector_document, write_selector
+    from kbench.run.history import History
+
+    history = History.read(out, plan.name)
+    ledger, selector, page = history.ledger, out / plan.name / FILE, out / plan.name / "report.md"
+    verdicts = {regime["regime"]: regime["verdict"] for regime in decided.decision.to_json()["regimes"]}
+    body = {"plan_hash": plan.plan_hash, "verdicts": verdicts, "runs": [r.run_id for r in decided.records]}
+    if history.last_decision == body and selector.exists() and page.exists():
+        return ledger.head
+    try:
+        head = ledger.append(Kind.DECIDE, body).hash if decided.records else ledger.head
+        if decided.records or selector.exists():
+            write_selector(selector_document(plan, decided.decision, decided.records, head), selector)
+        if decided.records:
+            write_report(plan, decided, page)
+    except MeasurementError as error:
+        typer.echo(f"kbench: warning: {error}", err=True)
+        return ledger.head
+    return head

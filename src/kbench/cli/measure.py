@@ -1,0 +1,229 @@
+"""The commands that measure: `run` and one for each level. They differ in what they filter and what they print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kbench.cli import common, outputs
+from kbench.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from kbench.plan import Plan
+    from kbench.record import RunRecord
+
+
+@common.one_line_errors
+def run(
+    suite: common.SuitePath,
+    as_json: common.Json = False,
+    out: common.Out = common.RESULTS,
+    device: common.Device = "auto",
+    seed: common.Seed = None,
+    resume: common.Resume = False,
+    budget: common.Budget = None,
+    dry_run: common.DryRun = False,
+    exploratory: common.Exploratory = False,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    junit: outputs.Junit = None,
+    github: outputs.GitHub = False,
+    fail_on: outputs.FailOn = None,
+    debug: common.Debug = False,
+) -> None:
+    """Measure everything that is due, then decide and report."""
+    from kbench.cli.decide import decide_and_show
+
+    told = outputs.Outputs.of(suite, as_json, junit, github, fail_on, evidence=not (exploratory or dry_run))
+    with told.whatever_happens():
+        plan = common.load_plan(suite, seed, traces, costs)
+        if dry_run:
+            return _show_plan(plan, out, as_json)
+        levels = ("kernel", "step", "timeline", "workload")
+        record = _execute(plan, levels, out, device, resume, budget, exploratory, "")
+        code = decide_and_show(plan, out, as_json, told, exploratory=record if exploratory else None)
+    raise typer.Exit(int(code))
+
+
+@common.one_line_errors
+def timeline(
+    source: Annotated[Path, typer.Argument(metavar="SUITE|TRACE", help="Suite, or a Chrome trace (.json, .json.gz).")],
+    as_json: common.Json = False,
+    min_share: Annotated[
+        float | None, typer.Option("--min-share", help="Exit 1 where attention's share of the step is below this.")
+    ] = None,
+    expected_saving: Annotated[
+        float | None, typer.Option("--expected-saving", help="Share of attention's time that is hoped for (traces).")
+    ] = None,
+    out: common.Out = common.RESULTS,
+    device: common.Device = "auto",
+    seed: common.Seed = None,
+    resume: common.Resume = False,
+    dry_run: common.DryRun = False,
+    exploratory: common.Exploratory = False,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    debug: common.Debug = False,
+) -> None:
+    """Say where a step's time goes: is the kernel worth the work at all?"""
+    from kbench.report import tables, views
+
+    if source.name.endswith((".json", ".json.gz")):
+        from kbench.timeline import analyse
+
+        document = analyse(source, expected_saving=expected_saving)
+    else:
+        plan = common.load_plan(source, seed, traces, costs)
+        if dry_run:
+            return _show_plan(plan, out, as_json)
+        records = _measured(plan, ("timeline",), out, device, resume, None, exploratory, "")
+        document = views.timeline_view(plan.loaded.suite, records)
+    _show(document, as_json, tables.timeline_table)
+    share = float(document["classes"].get("attention", {}).get("share", 0.0))
+    if min_share is not None and share < min_share:
+        typer.echo(f"kbench: attention takes {share:.1%} of the step, less than {min_share:.1%}", err=True)
+        raise typer.Exit(int(ExitCode.DISABLE))
+
+
+@common.one_line_errors
+def kernel(
+    suite: common.SuitePath,
+    as_json: common.Json = False,
+    out: common.Out = common.RESULTS,
+    device: common.Device = "auto",
+    seed: common.Seed = None,
+    resume: common.Resume = False,
+    budget: common.Budget = None,
+    only: common.Only = "",
+    dry_run: common.DryRun = False,
+    exploratory: common.Exploratory = False,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    debug: common.Debug = False,
+) -> None:
+    """Level 1: is the operation right, and faster, on the shapes that matter?"""
+    from kbench.report import tables, views
+
+    plan = common.load_plan(suite, seed, traces, costs)
+    if dry_run:
+        return _show_plan(plan, out, as_json)
+    records = _measured(plan, ("kernel",), out, device, resume, budget, exploratory, only)
+    _show(views.kernel_view(plan.loaded.suite, records), as_json, tables.kernel_table)
+
+
+@common.one_line_errors
+def step(
+    suite: common.SuitePath,
+    as_json: common.Json = False,
+    out: common.Out = common.RESULTS,
+    device: common.Device = "auto",
+    seed: common.Seed = None,
+    resume: common.Resume = False,
+    budget: common.Budget = None,
+    only: common.Only = "",
+    dry_run: common.DryRun = False,
+    exploratory: common.Exploratory = False,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    debug: common.Debug = False,
+) -> None:
+    """Level 2: is a whole engine step faster, conversion, metadata and launches included?"""
+    from kbench.report import tables, views
+
+    plan = common.load_plan(suite, seed, traces, costs)
+    if dry_run:
+        return _show_plan(plan, out, as_json)
+    records = _measured(plan, ("step",), out, device, resume, budget, exploratory, only)
+    _show(views.step_view(plan.loaded.suite, records), as_json, tables.step_table)
+
+
+@common.one_line_errors
+def workload(
+    suite: common.SuitePath,
+    as_json: common.Json = False,
+    out: common.Out = common.RESULTS,
+    device: common.Device = "auto",
+    seed: common.Seed = None,
+    resume: common.Resume = False,
+    budget: common.Budget = None,
+    dry_run: common.DryRun = False,
+    exploratory: common.Exploratory = False,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    debug: common.Debug = False,
+) -> None:
+    """Level 3: do users get more qualifying work, with queueing, cache and preemption?"""
+    from kbench.report import tables, views
+
+    plan = common.load_plan(suite, seed, traces, costs)
+    if dry_run:
+        return _show_plan(plan, out, as_json)
+    records = _measured(plan, ("workload",), out, device, resume, budget, exploratory, "")
+    _show(views.workload_view(plan.loaded.suite, records), as_json, tables.workload_table)
+
+
+def _show(document: dict[str, Any], as_json: bool, table: Any) -> None:
+    if as_json:
+        common.print_json(document)
+    else:
+        common.console().print(table(document))
+
+
+def _show_plan(plan: Plan, out: Path, as_json: bool) -> None:
+    from kbench.cli.plan import show
+
+    show(plan, out, as_json)
+
+
+def _measured(
+    plan: Plan,
+    levels: tuple[str, ...],
+    out: Path,
+    device: str,
+    resume: bool,
+    budget: float | None,
+    exploratory: bool,
+    only: str,
+) -> list[RunRecord]:
+    """Measure what is due of one level and return everything there is to show about it."""
+    missing = [level for level in levels if level != "timeline" and getattr(plan.loaded.suite, level) is None]
+    if missing:
+        raise UsageError(
+            f"the suite has no [{missing[0]}]", where=str(plan.loaded.path), remedy=f"add it, or leave out {missing[0]}"
+        )
+    record = _execute(plan, levels, out, device, resume, budget, exploratory, only)
+    if record is not None and record.header["exploratory"]:
+        return [record]
+    from kbench.run.history import History
+
+    return History.read(out, plan.name).evidence(plan)[0]
+
+
+def _execute(
+    plan: Plan,
+    levels: tuple[str, ...],
+    out: Path,
+    device: str,
+    resume: bool,
+    budget: float | None,
+    exploratory: bool,
+    only: str,
+) -> RunRecord | None:
+    from kbench.report.plain import progress
+    from kbench.run.execute import execute
+    from kbench.run.loop import Options
+    from kbench.run.session import Host
+
+    options = Options(
+        levels=levels,
+        root=out,
+        host=Host(device=common.resolve_device(device)),
+        resume=resume,
+        exploratory=exploratory,
+        budget_s=budget,
+        only=only,
+        observe=progress(plan),
+    )
+    return execute(plan, options)

@@ -1,0 +1,72 @@
+"""`kbench plan`: what would run, in which order, how long, and under which hash. Runs nothing, imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kbench.cli import common
+
+if TYPE_CHECKING:
+    from kbench.plan import Plan
+
+
+@common.one_line_errors
+def plan(
+    suite: common.SuitePath,
+    as_json: common.Json = False,
+    seed: common.Seed = None,
+    traces: common.TraceFiles = None,
+    costs: common.CostFiles = None,
+    out: common.Out = common.RESULTS,
+    debug: common.Debug = False,
+) -> None:
+    """Say what would run, in what order and for how long; run nothing."""
+    show(common.load_plan(suite, seed, traces, costs), out, as_json)
+
+
+def show(found: Plan, out: Path, as_json: bool) -> None:
+    document = describe(found, out)
+    if as_json:
+        common.print_json(document)
+        return
+    from kbench.report.tables import plan_table
+
+    common.console().print(plan_table(document))
+
+
+def describe(found: Plan, out: Path) -> dict[str, Any]:
+    """The plan as one JSON document."""
+    from kbench.plan import block_orders, estimated_seconds
+    from kbench.run.history import History
+    from kbench.run.loop import sessions_of
+    from kbench.stats import family_error, minimum_detectable_effect
+
+    history = History.read(out, found.name)
+    history.require_unchanged(found)
+    records, aborted, _ = history.evidence(found)
+    rule, measure, workload = found.loaded.suite.rule, found.loaded.suite.measure, found.loaded.suite.workload
+    levels = ("kernel", "step")
+    have = {level: sessions_of(records, level) for level in levels if found.at(level)}
+    regimes = max(1, len(found.loaded.suite.regime))
+    alpha = rule.alpha / regimes / (1 + aborted)
+    return {
+        "suite": found.name,
+        "plan_hash": found.plan_hash,
+        "lock_hash": found.lock_hash,
+        "arms": found.arms,
+        "looks": list(rule.looks),
+        "sessions": have,
+        "cases": [str(case) for case in found.cases],
+        "order": {
+            str(case): block_orders(found.plan_hash, "first run/0", case, measure.blocks) for case in found.at(*levels)
+        },
+        "estimated_s": estimated_seconds(found, rule.looks[-1] - min(have.values(), default=0)),
+        "smallest_visible_saving": {
+            f"{100 * sd:g}%": minimum_detectable_effect(sd, rule.looks[-1], alpha, 0.95) for sd in (0.001, 0.003, 0.01)
+        },
+        "family_error": (
+            None if workload is None else family_error(regimes, workload.segments, rule.alpha / (1 + aborted))
+        ),
+        "warnings": [str(warning) for warning in found.loaded.warnings],
+    }

@@ -1,0 +1,41 @@
+"""The contract between an attention operation and whoever computes it.
+
+Owns the protocol only. Built-ins and plug-ins implement it alike; callers (the engine, level 1) know nothing else about
+an implementation. What an implementation supports is declared in `kbench.catalog`, not here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
+
+
+@runtime_checkable
+class Attention(Protocol):
+    """One implementation of `attention.decode` and/or `attention.prefill` over a paged KV cache.
+
+    An instance may hold workspaces, never the result of a call: it is asked for many batches, in any order.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def convert(self, kv: PagedKV) -> PagedKV:
+        """The cache in the layout that `run` wants; the identity returns `kv` itself. Timed apart."""
+        ...
+
+    def plan(self, batch: AttentionBatch, spec: AttentionSpec, kv: PagedKV) -> object:
+        """Metadata and workspaces for this batch, built once a step and used by all layers. Timed apart."""
+        ...
+
+    def run(self, q: Tensor, kv: PagedKV, plan: object, out: Tensor) -> Tensor:
+        """Attention of packed `q` `[tokens, q_heads, head_dim]` against `kv`.
+
+        May fill and return `out` (same shape, dtype and device as `q`) or return another such tensor: the caller uses
+        what is returned. Decode: every query length is 1. Prefill: ragged, causal with offset `kv_len - query_len`.
+        Unused slots, unused pages and the null page may hold NaN. Inputs are not changed.
+        """
+        ...

@@ -1,0 +1,280 @@
+"""Level 2: a whole engine step on one point, measured clean, then phase by phase.
+
+Owns `StepTrial`. The clean pass (`window`) takes wall time of schedule → … → bookkeeping with nothing stamped inside,
+the device idle at both ends; it is the only gate number. The phased pass (`finish`) stamps every phase by itself and
+says how much of the wall the phases explain. Each repetition starts from the same state; restoring it is not timed. A
+point gets a KV pool of its own size with scattered pages, partial last pages and NaN wherever nothing was written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from statistics import median
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from kbench.catalog import Case, implementation
+from kbench.engine.arms import arm_shape, attention_query
+from kbench.engine.phases import PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
+from kbench.engine.runner import Runner
+from kbench.errors import MeasurementError
+from kbench.kernels.registry import is_plugin
+from kbench.measure.exec_batch import BatchState, open_runner
+from kbench.measure.exec_correct import Judge, Judgement
+from kbench.measure.exec_observe import observe, observed_name
+from kbench.measure.exec_trial import failure, guarded, one_line
+from kbench.protocol import Measurement, Outcome, Status
+from kbench.selection import check
+from kbench.suite.schema import Arm, Measure
+
+_WARMUP_STEPS = 3
+_PHASED_STEPS = (4, 40)
+_PHASED_NS = 300_000_000
+
+
+class StepTrial:
+    """One case of level 2 on one arm. Nothing is allocated before `prepare`."""
+
+    def __init__(self, case: Case, arm: Arm, device: str, settings: Measure, seed: int) -> None:
+        self._case = case
+        self._arm = arm
+        self._device = device
+        self._settings = settings
+        self._seed = seed
+        self._null = NullClock()
+        self._failure: Outcome | None = None
+        self._thorough = True
+        self._runner: Runner
+        self._state: BatchState
+        self._judge: Judge
+
+    # ----------------------------------------------------------------------------------------- prepare
+
+    def prepare(self, *, thorough: bool = True) -> Outcome:
+        """Build the case, check its logits against the reference attention, warm up.
+
+        This check is the same in every session. If `thorough`, `finish` makes another, on a cache with new contents.
+        """
+        self._thorough = thorough
+        return self._ended(guarded(self._prepare))
+
+    def _prepare(self) -> Outcome:
+        reasons = unsupported(self._arm, self._device)
+        if reasons:
+            return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
+        point = self._case.parsed
+        self._runner = runner = open_runner(self._arm, self._device, [point])
+        self._state = state = BatchState(runner, point, self._seed)
+        state.fill(self._seed)
+        state.check_plan()
+        state.restore()
+        self._judge = Judge(runner, lambda: self._repeat(self._null))
+        runner.poison_outputs = True
+        first_ns = self._timed_step()
+        judgement = self._judge.judge(runner.last_logits)
+        facts: dict[str, Any] = {
+            "point": str(point),
+            "model": runner.shape.name,
+            "layers": runner.shape.layers,
+            "dtype": self._arm.model.dtype,
+            "page_size": self._arm.page_size,
+            "layout": self._arm.layout,
+            "graph": "eager",
+            "kv_pool_bytes": runner.pool.bytes,
+            "selection": self._selection({}),
+            "correctness": {"rule": "relative L2, worst row, see measure.exec_correct", **asdict(judgement)},
+        }
+        if not judgement.correct:
+            return Outcome(Status.INCORRECT, judgement.problem, facts=facts)
+        if not judgement.discriminates:
+            message = f"a step without attention differs by {judgement.null_error:.2e}, bound {judgement.bound:.2e}"
+            return Outcome(Status.NON_DISCRIMINATING, message, facts=facts)
+        runner.poison_outputs = False
+        for _ in range(_WARMUP_STEPS):
+            self._repeat(self._null)
+        return Outcome(measurements=(Measurement("first_step", "us", first_ns / 1e3),), facts=facts)
+
+    def _selection(self, observed: dict[str, str]) -> dict[str, dict[str, str]]:
+        return {
+            phase: {"requested": record.requested, "resolved": record.resolved, "observed": observed.get(phase, "")}
+            for phase, record in self._runner.selection.items()
+        }
+
+    # ------------------------------------------------------------------------------------------ window
+
+    def window(self) -> tuple[Measurement, ...]:
+        """Clean steps: at least `window_steps`, and until `window_ms` have passed. Failures raise MeasurementError."""
+        if self._failure is not None:
+            raise MeasurementError(f"the trial ended as {self._failure.status}: {self._failure.message}")
+        try:
+            return self._window()
+        except Exception as error:
+            self._failure = failure(error)
+            raise MeasurementError(f"{self._case}: {one_line(error)}") from error
+
+    def _window(self) -> tuple[Measurement, ...]:
+        walls: list[int] = []
+        devices: list[float] = []
+        deadline = perf_counter_ns() + round(self._settings.window_ms * 1e6)
+        while len(walls) < self._settings.window_steps or perf_counter_ns() < deadline:
+            walls.append(self._timed_step(devices))
+        taken = [
+            Measurement("step_time", "us", median(walls) / 1e3),
+            Measurement("step_time_p99", "us", _quantile(walls, 0.99) / 1e3),
+            Measurement("step_time_max", "us", max(walls) / 1e3),
+        ]
+        if devices:
+            taken.append(Measurement("device_time", "us", median(devices) * 1e3, clock="event"))
+        return tuple(taken)
+
+    def _repeat(self, phases: Phases) -> None:
+        """The step from its starting state, untimed."""
+        self._state.restore()
+        self._state.step(phases)
+        self._runner.idle()
+
+    def _timed_step(self, devices: list[float] | None = None) -> int:
+        """Wall time of one clean step in ns; appends its device time in ms on CUDA."""
+        state, runner, null = self._state, self._runner, self._null
+        state.restore()
+        runner.idle()
+        if self._device != "cuda":
+            begin = perf_counter_ns()
+            state.step(null)
+            return perf_counter_ns() - begin
+        first, last = _event_pair()
+        begin = perf_counter_ns()
+        first.record()
+        state.step(null)
+        last.record()
+        runner.idle()
+        wall = perf_counter_ns() - begin
+        if devices is not None:
+            devices.append(float(first.elapsed_time(last)))
+        return wall
+
+    # ------------------------------------------------------------------------------------------ finish
+
+    def finish(self) -> Outcome:
+        """The phased pass, what ran, and a last check of the logits of a step as it was timed."""
+        if self._failure is not None:
+            return self._failure
+        return self._ended(guarded(self._finish))
+
+    def _finish(self) -> Outcome:
+        self._timed_step()
+        judgement = self._judge.judge(self._runner.last_logits)
+        host, walls, clean = self._phased(PhaseClock())
+        closures = [sum(stamps.values()) / wall for stamps, wall in zip(host, walls, strict=True)]
+        phases = {name: median([stamps.get(name, 0) for stamps in host]) / 1e3 for name in PHASES}
+        taken = [Measurement(f"phase.{name}", "us", value) for name, value in phases.items()]
+        taken += [
+            Measurement("phased_wall", "us", median(walls) / 1e3),
+            Measurement("closure", "ratio", median(closures)),
+            Measurement("perturbation", "ratio", median(walls) / median(clean) - 1),
+            Measurement("metadata_time", "us", phases["metadata"] + phases["h2d"]),
+        ]
+        conversion = phases["convert"]
+        if self._device == "cuda":
+            device = self._phased(DevicePhaseClock())[0]
+            spans = {name: median([stamps.get(name, 0) for stamps in device]) / 1e3 for name in PHASES}
+            taken += [Measurement(f"phase_device.{name}", "us", us, clock="event") for name, us in spans.items()]
+            conversion = max(conversion, spans["convert"])
+        taken.append(Measurement("conversion_time", "us", conversion))
+        facts = {
+            "phased_steps": len(walls),
+            "final_correctness": asdict(judgement),
+        }
+        if not judgement.correct:
+            return Outcome(Status.INCORRECT, f"after timed steps: {judgement.problem}", tuple(taken), facts)
+        if self._thorough:
+            fresh = self._judge_anew()
+            facts["fresh_correctness"] = asdict(fresh)
+            if not fresh.correct:
+                text = f"with new K and V, as if an earlier answer were kept: {fresh.problem}"
+                return Outcome(Status.INCORRECT, text, tuple(taken), facts)
+        return Outcome(measurements=tuple(taken), facts=facts)
+
+    def _judge_anew(self) -> Judgement:
+        """The step on the same batch over another cache. Every timed step had the same one, and the same answer."""
+        self._state.fill(self._seed + 1)
+        judge = Judge(self._runner, lambda: self._repeat(self._null))
+        self._timed_step()
+        return judge.judge(self._runner.last_logits)
+
+    # ------------------------------------------------------------------------------------------- trace
+
+    def trace(self) -> Outcome:
+        """What one step launches, and which implementations that shows to have run. Nothing is timed."""
+        return guarded(self._trace)
+
+    def _trace(self) -> Outcome:
+        reasons = unsupported(self._arm, self._device)
+        if reasons:
+            return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
+        self._runner = runner = open_runner(self._arm, self._device, [self._case.parsed])
+        state = BatchState(runner, self._case.parsed, self._seed)
+        state.fill(self._seed)
+        seen = observe(runner, state.restore, state.step)
+        observed = {
+            phase: observed_name(runner.selection[phase].resolved, f"attention.{phase}", loaded, seen)
+            for phase, loaded in zip(("decode", "prefill"), runner.attention, strict=True)
+        }
+        facts = {
+            "selection": self._selection(observed),
+            "fingerprint": {f"attention.{phase}": seen.names(f"attention.{phase}") for phase in observed},
+            "kernels": [name for name, _ in seen.kernels.most_common(16)],
+            "launches": seen.launches,
+            "launches_by_part": {part: sum(names.values()) for part, names in seen.launched.items()},
+        }
+        return Outcome(facts=facts)
+
+    def _phased(self, clock: PhaseClock | DevicePhaseClock) -> tuple[list[dict[str, int]], list[int], list[int]]:
+        """Stamps and wall of phased steps, each beside a clean one, so that drift cannot pass for perturbation."""
+        stamps: list[dict[str, int]] = []
+        walls: list[int] = []
+        clean: list[int] = []
+        fewest, most = _PHASED_STEPS
+        deadline = perf_counter_ns() + _PHASED_NS
+        while len(walls) < fewest or (len(walls) < most and perf_counter_ns() < deadline):
+            clean.append(self._timed_step())
+            self._state.restore()
+            self._runner.idle()
+            begin = perf_counter_ns()
+            self._state.step(clock)
+            walls.append(perf_counter_ns() - begin)
+            stamps.append(clock.take())
+        return stamps, walls, clean
+
+    def _ended(self, outcome: Outcome) -> Outcome:
+        if outcome.status is not Status.OK:
+            self._failure = outcome
+        return outcome
+
+
+def unsupported(arm: Arm, device: str) -> list[str]:
+    """Every reason why the arm's implementations cannot serve its model on `device`; plug-ins state none."""
+    shape = arm_shape(arm)
+    reasons = []
+    for phase, requested in (("decode", arm.decode), ("prefill", arm.prefill)):
+        if not is_plugin(requested):
+            query = attention_query(arm, shape, phase, device)
+            reasons += [f"{requested}: {reason}" for reason in check(implementation(requested, query.op), query)]
+    return reasons
+
+
+def _quantile(values: list[int], share: float) -> float:
+    """Linear between order statistics, as numpy's default."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def _event_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return first, last

@@ -1,0 +1,165 @@
+"""From a suite to a plan: which cases, in which order, under which hash.
+
+Owns the expansion of points to cases, the coin of every block, and the two hashes: the *lock* (rule, suite, traces,
+cost grids, seed: what may not change once there is evidence) and the *plan hash* (the lock and the identity of both
+arms' code). It measures nothing and imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kbench import __version__, catalog
+from kbench.catalog import Case
+from kbench.errors import UsageError
+from kbench.hashing import sha256_of, sha256_of_file
+from kbench.suite import Arm, LoadedSuite
+from kbench.suite.plugins import is_plugin
+from kbench.suite.schema import ModelSettings
+
+RULE_VERSION = 1
+"""Counts the meanings of a rule: raised when the same samples could lead to another verdict."""
+
+SESSION_S, CASE_S, TRACED_S, REPLAY_S = 3.0, 0.7, 9.0, 3.0
+"""Start of a pair, preparation of a case in both arms, the traced pass, modelled replays of a trace."""
+
+MEASURED_LEVELS = ("kernel", "step")
+"""Levels whose cases are measured in windows by a pair of workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a suite asks for, with everything resolved that can be resolved without measuring."""
+
+    loaded: LoadedSuite
+    baseline: Arm
+    candidate: Arm
+    cases: tuple[Case, ...]
+    declaration: dict[str, Any]
+    arms: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.loaded.suite.claim.name
+
+    @property
+    def lock_hash(self) -> str:
+        return sha256_of(self.declaration)
+
+    @property
+    def plan_hash(self) -> str:
+        return sha256_of({"lock": self.lock_hash, "arms": self.arms})
+
+    @property
+    def both(self) -> tuple[Arm, Arm]:
+        return self.baseline, self.candidate
+
+    def at(self, *levels: str) -> tuple[Case, ...]:
+        return tuple(case for case in self.cases if case.level in levels)
+
+
+def make_plan(loaded: LoadedSuite) -> Plan:
+    """Resolve a suite. Raises UsageError where a trace, cost grid, plug-in or checkpoint cannot be read."""
+    baseline, candidate = loaded.baseline, loaded.candidate
+    return Plan(
+        loaded=loaded,
+        baseline=baseline,
+        candidate=candidate,
+        cases=_cases(loaded),
+        declaration=_declaration(loaded),
+        arms={arm.name: _identity(arm) for arm in (baseline, candidate)},
+    )
+
+
+def model_label(model: ModelSettings) -> str:
+    """How a case names its model: the preset or checkpoint folder, and the number of layers where it was changed."""
+    if model.preset is None:
+        return Path(model.checkpoint or "checkpoint").name
+    own = catalog.model_shape(model.preset).layers
+    return model.preset if model.layers in (None, own) else f"{model.preset}-{model.layers}layers"
+
+
+def block_orders(plan_hash: str, session: str, case: Case, blocks: int) -> list[str]:
+    """ABBA or BAAB for every block: A is the baseline. The coin is the plan's, so nobody can draw another one."""
+    orders = []
+    for block in range(blocks):
+        coin = hashlib.sha256(f"{plan_hash}|{session}|{case}|{block}".encode()).digest()[0] & 1
+        orders.append("BAAB" if coin else "ABBA")
+    return orders
+
+
+def estimated_seconds(plan: Plan, sessions: int) -> float:
+    """About how long `sessions` sessions and what is taken once will take, in seconds.
+
+    Windows take their declared time (more where a step is longer than one); the rest are the overheads of a 2-core CPU.
+    """
+    suite = plan.loaded.suite
+    cases = len(plan.at(*MEASURED_LEVELS))
+    windows_s = cases * suite.measure.blocks * 4 * suite.measure.window_ms / 1e3
+    total = sessions * (SESSION_S + cases * CASE_S + windows_s) + TRACED_S
+    if suite.workload is not None:
+        real = 0.0 if suite.workload.costs else 3 * (SESSION_S + 2 * suite.workload.exec_s)
+        total += len(suite.workload.traces) * (REPLAY_S + real)
+    return total
+
+
+def _cases(loaded: LoadedSuite) -> tuple[Case, ...]:
+    suite = loaded.suite
+    label = model_label(suite.model)
+    cases: list[Case] = []
+    if suite.kernel:
+        for op in suite.kernel.ops:
+            for text in suite.kernel.points:
+                point = catalog.parse_point(text)
+                if catalog.op_applies(op, point):
+                    cases.append(Case("kernel", op, label, str(point)))
+    if suite.step:
+        cases += [Case("step", "step", label, str(catalog.parse_point(text))) for text in suite.step.points]
+    if suite.workload:
+        cases += [Case("workload", "replay", label, name) for name in suite.workload.traces]
+    return tuple(dict.fromkeys(cases))
+
+
+def _declaration(loaded: LoadedSuite) -> dict[str, Any]:
+    """What is locked. Files count by content, not by path: moving a trace is no edit, changing a byte of it is one.
+
+    Keys at their default are left out, so that a key that a later version adds does not unlock old evidence; a default
+    that changes its meaning raises RULE_VERSION.
+    """
+    declared = loaded.suite.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    workload = declared.get("workload")
+    if workload:
+        for key in {"traces", "costs"} & set(workload):
+            workload[key] = {name: sha256_of_file(loaded.root / file) for name, file in workload[key].items()}
+    return {"suite": declared, "rule_version": RULE_VERSION}
+
+
+def _identity(arm: Arm) -> str:
+    """Hash of the code that an arm names: its implementations' sources or plug-in files, and its checkpoint."""
+    parts: dict[str, Any] = {"kbench": __version__}
+    for phase, reference in (("prefill", arm.prefill), ("decode", arm.decode)):
+        parts[phase] = {"name": reference, "sha256": _source_hash(reference, Path(arm.root))}
+    if arm.model.checkpoint is not None:
+        parts["checkpoint"] = _checkpoint_hash(Path(arm.root) / arm.model.checkpoint)
+    return sha256_of(parts)
+
+
+def _source_hash(reference: str, root: Path) -> str:
+    if is_plugin(reference):
+        return sha256_of_file(root / reference.rpartition(":")[0])
+    module = catalog.implementation(reference).entry.partition(":")[0]
+    package, _, rest = module.partition(".")
+    if package != "kbench":
+        return module
+    return sha256_of_file(Path(__file__).parent / Path(*rest.split(".")).with_suffix(".py"))
+
+
+def _checkpoint_hash(folder: Path) -> str:
+    """Hash of config.json and of every weight file's name and content."""
+    if not (folder / "config.json").is_file():
+        raise UsageError("no checkpoint: config.json is missing", where=str(folder), remedy="name a model folder")
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    return sha256_of({file.name: sha256_of_file(file) for file in files})

@@ -1,0 +1,152 @@
+"""What a suite's ledger says: whether the declaration still stands, which runs count, which plans came before.
+
+Owns the meaning of ledger entries (`kbench.ledger` owns only their chain). A declaration that changed after there was
+evidence is refused here; evidence for a decision is gathered here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kbench.errors import IntegrityError, Problem
+from kbench.hashing import difference, sha256_of_file
+from kbench.ledger import Entry, Kind, Ledger
+from kbench.plan import Plan
+from kbench.record import RunRecord, read_run
+
+RESTORE = "restore the file, or make the old evidence a pilot: kbench ledger amend SUITE --reason TEXT"
+EVIDENCE_FILES = ("run.json", "samples.parquet", "requests.parquet", "steps.parquet", "kv.parquet", "costs.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """One run as the ledger tells it."""
+
+    run: str
+    plan_hash: str
+    started: str
+    ended: bool
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The ledger of one suite, read once."""
+
+    folder: Path
+    entries: tuple[Entry, ...]
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.folder / "ledger.jsonl")
+
+    @classmethod
+    def read(cls, root: Path, name: str) -> History:
+        """Read the ledger below a results root. Raises IntegrityError where its chain is broken."""
+        folder = root / name
+        return cls(folder, tuple(Ledger(folder / "ledger.jsonl").read()))
+
+    @property
+    def standing(self) -> tuple[Entry, ...]:
+        """Entries since the last amendment: what came before it is a pilot and no evidence."""
+        last = max((index for index, entry in enumerate(self.entries) if entry.kind is Kind.AMEND), default=-1)
+        return self.entries[last + 1 :]
+
+    @property
+    def last_decision(self) -> dict[str, Any] | None:
+        """The body of the newest entry, where that is a decision: nothing has happened since."""
+        newest = self.standing[-1:]
+        return newest[0].body if newest and newest[0].kind is Kind.DECIDE else None
+
+    def runs(self, plan_hash: str | None = None) -> list[RunEntry]:
+        ends = {entry.body["run"]: entry for entry in self.standing if entry.kind is Kind.RUN_END}
+        return [
+            RunEntry(
+                run=str(entry.body["run"]),
+                plan_hash=str(entry.body["plan_hash"]),
+                started=entry.time,
+                ended=entry.body["run"] in ends,
+                files=dict(ends[entry.body["run"]].body["files"]) if entry.body["run"] in ends else {},
+            )
+            for entry in self.standing
+            if entry.kind is Kind.RUN_START and plan_hash in (None, entry.body["plan_hash"])
+        ]
+
+    def voids(self, plan_hash: str) -> int:
+        return sum(entry.kind is Kind.VOID and entry.body["plan_hash"] == plan_hash for entry in self.standing)
+
+    def require_unchanged(self, plan: Plan) -> None:
+        """Refuse a declaration other than the one that evidence was measured under. Raises IntegrityError (exit 5)."""
+        started = {run.plan_hash for run in self.runs()}
+        for entry in self.standing:
+            body = entry.body
+            if entry.kind is not Kind.PLAN or body["plan_hash"] not in started:
+                continue
+            if body["lock_hash"] != plan.lock_hash:
+                raise _changed(plan, body["declaration"])
+
+    def earlier_plans(self, plan: Plan) -> list[dict[str, Any]]:
+        """Other plans of this suite (their arms' code differed), with the verdict that they last got."""
+        verdicts = {
+            entry.body["plan_hash"]: entry.body["verdicts"] for entry in self.standing if entry.kind is Kind.DECIDE
+        }
+        return [
+            {
+                "plan_hash": entry.body["plan_hash"],
+                "time": entry.time,
+                "verdicts": verdicts.get(entry.body["plan_hash"]),
+            }
+            for entry in self.standing
+            if entry.kind is Kind.PLAN and entry.body["plan_hash"] != plan.plan_hash
+        ]
+
+    def open_run(self, plan: Plan) -> str | None:
+        """The newest run of this plan that never ended and whose folder is still there."""
+        unended = [run.run for run in self.runs(plan.plan_hash) if not run.ended]
+        return next((run for run in reversed(unended) if (self.folder / run / "run.json").is_file()), None)
+
+    def evidence(self, plan: Plan) -> tuple[list[RunRecord], int, int]:
+        """All ended runs of the plan, how many were aborted, how many voids. Raises IntegrityError on altered files."""
+        runs = self.runs(plan.plan_hash)
+        records = []
+        for run in runs:
+            if run.ended:
+                _require_intact(self.folder / run.run, run.files)
+                records.append(read_run(self.folder / run.run))
+        _require_one_machine(records)
+        return records, sum(not run.ended for run in runs), self.voids(plan.plan_hash)
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file of a closed run that a decision can rest on."""
+    return {name: sha256_of_file(folder / name) for name in EVIDENCE_FILES if (folder / name).is_file()}
+
+
+def _changed(plan: Plan, declared: dict[str, Any]) -> IntegrityError:
+    where = str(plan.loaded.path)
+    remedy = RESTORE.replace("the file", "it")
+    error = IntegrityError("the declaration changed after evidence was measured", where=where, remedy=remedy)
+    changes = difference(declared, plan.declaration)
+    error.problems = (*error.problems, *(Problem(line) for line in changes))
+    return error
+
+
+def _require_intact(folder: Path, hashes: dict[str, str]) -> None:
+    for name, expected in hashes.items():
+        file = folder / name
+        if not file.is_file():
+            raise IntegrityError("evidence is gone", where=str(file), remedy=RESTORE)
+        if sha256_of_file(file) != expected:
+            raise IntegrityError("evidence was altered after its run ended", where=str(file), remedy=RESTORE)
+
+
+def _require_one_machine(records: list[RunRecord]) -> None:
+    machines = {str(record.header.get("machine")): record.run_id for record in records}
+    if len(machines) > 1:
+        named = "; ".join(f"{run}: {machine}" for machine, run in machines.items())
+        raise IntegrityError(
+            f"runs of one plan come from several machines: {named}",
+            remedy="keep a results root (--out) for each machine",
+        )

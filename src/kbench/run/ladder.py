@@ -1,0 +1,44 @@
+"""What is still worth measuring: the cost ladder of the rule, asked between sessions and before the expensive level.
+
+Owns no statistics: it asks `kbench.decide` about the evidence so far. With `stop = "never"` everything is worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kbench.decide import ClauseStatus, Evidence, decide, needs_workload
+from kbench.plan import Plan
+from kbench.record import RunRecord
+
+
+def undecided(plan: Plan, records: Sequence[RunRecord], levels: Sequence[str]) -> bool:
+    """Whether more sessions of `levels` can change a verdict: a clause of theirs is open where none has failed."""
+    suite = plan.loaded.suite
+    if suite.rule.policy.stop == "never":
+        return True
+    decision = decide(suite, Evidence.of(records), plan_hash=plan.plan_hash)
+    return any(
+        clause.status is ClauseStatus.INCONCLUSIVE and clause.level in levels
+        for regime in decision.regimes
+        if not any(other.status is ClauseStatus.FAIL for other in regime.clauses)
+        for clause in regime.clauses
+    )
+
+
+def workload_classes(plan: Plan, levels: Sequence[str], records: Sequence[RunRecord]) -> list[str]:
+    """Trace classes to replay: those that have not been, and whose regimes still ask for it.
+
+    Level 3 asked for by name replays everything; inside a whole run it waits for levels 1 and 2, unless the rule says
+    that nothing is skipped.
+    """
+    suite = plan.loaded.suite
+    if suite.workload is None or "workload" not in levels:
+        return []
+    done = {trial.case for record in records for trial in record.trials if trial.case.startswith("workload/setup/")}
+    open_classes = [name for name in suite.workload.traces if not any(case.endswith(f"/{name}") for case in done)]
+    if suite.rule.policy.stop == "never" or set(levels) == {"workload"}:
+        return open_classes
+    needed = needs_workload(suite, Evidence.of(records))
+    asked = {name for regime in suite.regime if needed.get(regime.id) for name in regime.trace_class}
+    return [name for name in open_classes if name in asked]

@@ -1,0 +1,198 @@
+"""From a trace to the accounts of its steps: who gets each microsecond.
+
+Owns the two ways to look: on a GPU the device's events and the gaps between them, on a CPU the operators' self time on
+the thread of the steps. It knows neither how an account is written down nor what bounds a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kbench.errors import UsageError
+from kbench.timeline.account import Account, Saving, document
+from kbench.timeline.classes import HOST, OPERATION_PHASES, PHASE_CLASS, Classifier
+from kbench.timeline.device import Busy, Gap, Work, find_gaps, sweep
+from kbench.timeline.events import ChromeTrace, DeviceEvent, Span, read_trace
+from kbench.timeline.host import PHASE_PREFIX, HostThread
+from kbench.timeline.steps import Segmentation, StepWindow, find_steps
+
+SPAN_COST_US = 60.0
+"""Leaving one annotated span and entering the next takes the interpreter 5 to 50 µs while a profiler records."""
+
+_Item = TypeVar("_Item", Busy, Gap, Span)
+
+
+def analyse(
+    source: Path | str | Mapping[str, Any],
+    *,
+    classes: Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
+    expected_saving: float | None = None,
+    saved_class: str = "attention",
+) -> dict[str, Any]:
+    """Read a trace and account for its steps. JSON-ready; times are µs a step.
+
+    classes: the caller's own `class: pattern`, tried before the built-in tables.
+    expected_saving: the share s of the time of `saved_class` that a change is expected to save; then
+    `largest_saving_us` is f × s × step. Without it that is None.
+    Raises UsageError where the trace is not usable, with what, where and the remedy.
+    """
+    if expected_saving is not None and not (math.isfinite(expected_saving) and 0 < expected_saving < 1):
+        raise UsageError(f"expected_saving is {expected_saving}, not a share of time", remedy="between 0 and 1")
+    classifier = Classifier.of(classes)
+    trace = read_trace(source)
+    device = _busiest_device(trace)
+    steps = find_steps(trace, device)
+    if not steps.windows:
+        raise UsageError(
+            "the trace has neither device events nor operators",
+            where=trace.source,
+            remedy="profile with ProfilerActivity.CPU, and CUDA on a GPU",
+        )
+    accounts = (
+        _device_accounts(trace, device, steps, classifier) if device else _host_accounts(trace, steps, classifier)
+    )
+    return document(
+        source=trace.source,
+        kind="cuda" if device else "cpu",
+        steps=steps,
+        accounts=accounts,
+        names=classifier.names(),
+        saving=Saving(expected_saving, saved_class),
+    )
+
+
+def _busiest_device(trace: ChromeTrace) -> tuple[DeviceEvent, ...]:
+    if not trace.device_events:
+        if any("Launch" in call.name for call in trace.calls.values()):
+            raise UsageError(
+                "the trace has kernel launches but no kernel: the device's recorder saw nothing",
+                where=trace.source,
+                remedy="no other profiler may hold the GPU; record in a fresh process",
+            )
+        return ()
+    busy: dict[str, float] = defaultdict(float)
+    for event in trace.device_events:
+        busy[event.device] += event.end_us - event.begin_us
+    chosen = max(busy, key=lambda name: busy[name])
+    return tuple(event for event in trace.device_events if event.device == chosen)
+
+
+# ------------------------------------------------------------------------------------------ host
+
+
+def _host_threads(trace: ChromeTrace, classifier: Classifier) -> dict[tuple[str, str], HostThread]:
+    spans: dict[tuple[str, str], list[Span]] = defaultdict(list)
+    phases = [span for span in trace.annotations if span.name.startswith(PHASE_PREFIX)]
+    for span in sorted([*trace.ops, *phases], key=lambda span: (span.begin_us, -span.end_us)):
+        spans[span.thread].append(span)
+    return {thread: HostThread.of(found, classifier) for thread, found in spans.items()}
+
+
+def _host_accounts(trace: ChromeTrace, steps: Segmentation, classifier: Classifier) -> list[Account]:
+    """On a CPU the operators are the work: self time on the steps' thread, by class; the interpreter is a gap.
+
+    An engine that annotates its phases says where all of its time goes: a hole between them is unknown if it is longer
+    than recording the next span takes.
+    """
+    threads = _host_threads(trace, classifier)
+    segments = threads[steps.thread].segments if steps.thread in threads else ()
+    longest_us = SPAN_COST_US if any(segment.phase for segment in segments) else math.inf
+    accounts = []
+    index = 0
+    for window in steps.windows:
+        account = Account(wall_us=window.wall_us, steps=1)
+        clock = window.begin_us
+        while index < len(segments) and segments[index].end_us <= window.begin_us:
+            index += 1
+        at = index
+        while at < len(segments) and segments[at].begin_us < window.end_us:
+            segment = segments[at]
+            begin, end = max(segment.begin_us, window.begin_us), min(segment.end_us, window.end_us)
+            if begin > clock:
+                account.gaps["host_wait" if begin - clock <= longest_us else "unknown"] += begin - clock
+            name = _host_class(segment.op, segment.op_class, segment.phase)
+            if name == HOST:
+                account.gaps["host_wait"] += end - begin
+            else:
+                account.classes[name] += end - begin
+                account.names[(segment.op or f"phase {segment.phase}", name)] += end - begin
+            if segment.phase:
+                account.phases[segment.phase] += end - begin
+            clock = end
+            at += 1
+        if (rest := window.end_us - clock) > 0:
+            account.gaps["host_wait" if rest <= longest_us else "unknown"] += rest
+        accounts.append(account)
+    return accounts
+
+
+def _host_class(op: str, op_class: str | None, phase: str) -> str:
+    if phase in OPERATION_PHASES:
+        return PHASE_CLASS[phase]
+    if not op or op_class == HOST:
+        return HOST
+    if phase in PHASE_CLASS:
+        return PHASE_CLASS[phase]
+    return op_class or "other"
+
+
+# ---------------------------------------------------------------------------------------- device
+
+
+def _device_accounts(
+    trace: ChromeTrace, device: Sequence[DeviceEvent], steps: Segmentation, classifier: Classifier
+) -> list[Account]:
+    threads = _host_threads(trace, classifier)
+    works = []
+    for event in device:
+        call = trace.calls.get(event.correlation)
+        at = threads[call.thread].at(call.begin_us) if call is not None and call.thread in threads else None
+        phase, op_class = (at.phase, at.op_class) if at is not None else ("", None)
+        # One graph launch has kernels of many classes: only their own names tell.
+        if call is not None and "GraphLaunch" in call.name:
+            phase, op_class = "", None
+        works.append(Work(event, classifier.kernel(event.name, phase, op_class), call))
+    busy, gaps = sweep(works), find_gaps(works, trace.waits)
+    accounts = [Account(wall_us=window.wall_us, steps=1) for window in steps.windows]
+    for account, part, item in _inside(steps.windows, accounts, busy):
+        account.classes[item.work.work_class] += part
+        account.names[(item.work.event.name, item.work.work_class)] += part
+    for account, part, gap in _inside(steps.windows, accounts, gaps):
+        account.gaps[gap.cause] += part
+    first, last = works[0].event.begin_us, max(work.event.end_us for work in works)
+    for window, account in zip(steps.windows, accounts, strict=True):
+        # Before the first and after the last event the device has nothing to do until the host calls.
+        edge = max(0.0, min(first, window.end_us) - window.begin_us) + max(
+            0.0, window.end_us - max(last, window.begin_us)
+        )
+        if edge:
+            account.gaps["host_wait"] += edge
+    _add_phases(trace, steps, accounts)
+    return accounts
+
+
+def _add_phases(trace: ChromeTrace, steps: Segmentation, accounts: list[Account]) -> None:
+    """The host's time in each annotated phase."""
+    phases = [span for span in trace.annotations if span.name.startswith(PHASE_PREFIX) and span.thread == steps.thread]
+    for account, part, span in _inside(steps.windows, accounts, phases):
+        account.phases[span.name[len(PHASE_PREFIX) :].strip()] += part
+
+
+def _inside(
+    windows: Sequence[StepWindow], accounts: Sequence[Account], items: Sequence[_Item]
+) -> Iterator[tuple[Account, float, _Item]]:
+    """Every item with every window that it touches and the µs inside; both are sorted."""
+    first = 0
+    for window, account in zip(windows, accounts, strict=True):
+        while first < len(items) and items[first].end_us <= window.begin_us:
+            first += 1
+        at = first
+        while at < len(items) and items[at].begin_us < window.end_us:
+            part = min(items[at].end_us, window.end_us) - max(items[at].begin_us, window.begin_us)
+            if part > 0:
+                yield account, part, items[at]
+            at += 1

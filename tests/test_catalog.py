@@ -1,0 +1,152 @@
+"""The grammars of points and cases round trip, and the catalogue names only what exists."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kbench import catalog
+from kbench.catalog import Case, Group, Implementation, Point, parse_point
+from kbench.errors import UsageError
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    query = draw(st.integers(1, 9_999))
+    return Group(draw(st.integers(1, catalog.MAX_SEQUENCES)), query, draw(st.integers(query, catalog.MAX_CONTEXT)))
+
+
+points = st.lists(groups(), min_size=1, max_size=4).map(lambda found: Point(tuple(found)))
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)
+
+
+@given(points)
+def test_a_point_round_trips(point: Point) -> None:
+    assert parse_point(str(point)) == point
+    assert str(parse_point(str(point))) == str(point)
+
+
+@given(st.lists(groups(), min_size=1, max_size=3), st.data())
+def test_every_spelling_of_a_point_is_the_same_point(found: list[Group], data: st.DataObject) -> None:
+    def spelling(group: Group) -> str:
+        counts = ["", f"{group.count}*"] if group.count == 1 else [f"{group.count}*"]
+        kvs = ["", f"@{group.kv_tokens}"] if group.kv_tokens == group.query_tokens else [f"@{group.kv_tokens}"]
+        space = data.draw(st.sampled_from(["", " "]))
+        return data.draw(st.sampled_from(counts)) + str(group.query_tokens) + data.draw(st.sampled_from(kvs)) + space
+
+    assert parse_point("+".join(map(spelling, found))) == Point(tuple(found))
+
+
+@given(st.lists(groups().map(lambda group: replace(group, count=group.count % 50 + 1)), min_size=1, max_size=3))
+def test_a_points_sums_are_those_of_its_sequences(found: list[Group]) -> None:
+    point = Point(tuple(found))
+    assert point.batch == len(point.sequences)
+    assert point.query_tokens == sum(query for query, _ in point.sequences)
+    assert point.kv_tokens == sum(kv for _, kv in point.sequences)
+    assert point.context == max(kv for _, kv in point.sequences)
+    assert point.is_decode == all(query == 1 for query, _ in point.sequences)
+
+
+@given(st.text(st.sampled_from("0123456789*@+ -.ax²٣"), max_size=12))
+def test_text_is_a_point_or_one_clear_line(text: str) -> None:
+    try:
+        point = parse_point(text)
+    except UsageError as error:
+        assert len(error.problems) == 1 and error.problems[0].remedy
+    else:
+        assert parse_point(str(point)) == point
+
+
+NO_BATCH = ["", "+", "1*", "*1", "0*1", "0", "1@0", "5@4", "1*1@", "1**1", "-1", "1.5", "65537*1", "1@16777217"]
+
+
+@pytest.mark.parametrize("text", [*NO_BATCH, "١", "1\n", "9" * 5_000], ids=lambda text: text[:12])
+def test_what_is_no_batch_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="point"):
+        parse_point(text)
+
+
+@given(
+    st.sampled_from(catalog.LEVELS),
+    names,
+    names,
+    st.one_of(names, points.map(str)),
+    st.lists(st.tuples(names, names), max_size=3).map(tuple),
+)
+def test_a_case_id_round_trips(
+    level: str, op: str, model: str, point: str, attributes: tuple[tuple[str, str], ...]
+) -> None:
+    case = Case(level, op, model, point, attributes)
+    assert Case.parse(str(case)) == case
+
+
+@pytest.mark.parametrize(
+    "text", ["", "kernel", "kernel/a/b", "kernel/a/b/c/d", "magic/a/b/1", "kernel/a/b/1;x", "kernel/a/b/1;"]
+)
+def test_what_is_no_case_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a case"):
+        Case.parse(text)
+
+
+def test_operations_apply_to_points() -> None:
+    decode, prefill, mixed = (parse_point(text) for text in ("32*1@64", "2*64", "1*1@64+1*64"))
+    assert [catalog.op_applies("attention.decode", point) for point in (decode, prefill, mixed)] == [True, False, False]
+    assert [catalog.op_applies("attention.prefill", point) for point in (decode, prefill, mixed)] == [
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("found", catalog.implementations(), ids=lambda found: found.name)
+def test_every_entry_names_a_module_that_exists(found: Implementation) -> None:
+    module, _, attribute = found.entry.partition(":")
+    assert attribute
+    package, _, _ = module.rpartition(".")
+    assert importlib.util.find_spec(package) is not None
+    assert importlib.util.find_spec(module) is not None
+    assert set(found.ops) <= set(catalog.OPS)
+    assert set(found.dtypes) <= set(catalog.DTYPES) and set(found.layouts) <= set(catalog.LAYOUTS)
+
+
+@pytest.mark.parametrize("name", catalog.MODELS)
+def test_every_model_is_a_shape(name: str) -> None:
+    shape = catalog.model_shape(name)
+    assert shape.q_heads % shape.kv_heads == 0
+    assert shape.source
+    assert shape.with_layers(None) == shape
+    assert shape.with_layers(1).layers == 1
+    assert (shape.experts == 0) == (shape.experts_per_token == 0) == (shape.expert_intermediate == 0)
+
+
+def test_the_cache_of_a_known_model() -> None:
+    # 2 × 32 layers × 8 heads × 128 elements × 2 bytes: the 128 KiB a token that everyone quotes for Llama-3-8B.
+    assert catalog.model_shape("llama-3-8b").kv_bytes_per_token(2) == 131_072
+
+
+def test_unknown_names_are_answered_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match=r"no model preset 'gpt'.*tiny"):
+        catalog.model_shape("gpt")
+    with pytest.raises(UsageError, match=r"no implementation 'magic' of attention.decode.*sdpa-gather"):
+        catalog.implementation("magic", "attention.decode")
+    with pytest.raises(UsageError, match=r"no implementation 'sdpa' of attention.decode"):
+        catalog.implementation("sdpa", "attention.decode")
+
+
+def test_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "_IMPLEMENTATIONS", dict(catalog._IMPLEMENTATIONS))
+    mine = Implementation("mine", ("attention.decode",), "mine:fn", "")
+    catalog.register(mine)
+    assert mine in catalog.implementations("attention.decode")
+    assert mine not in catalog.implementations("attention.prefill")
+    with pytest.raises(UsageError, match="registered already"):
+        catalog.register(mine)
+    catalog.register(Implementation("mine", ("attention.prefill",), "mine:fn", ""), override=True)
+    assert catalog.implementation("mine").ops == ("attention.prefill",)
+    for ops in ((), ("attention.sideways",)):
+        with pytest.raises(UsageError, match="unknown op"):
+            catalog.register(Implementation("other", ops, "mine:fn", ""))
