@@ -75,7 +75,9 @@ def _measure(loop: Loop) -> RunRecord:
             costs.write(rows, loop.folder.path / "costs.parquet")
         parts.merge(loop.folder.path)
         loop.options.observe("journal_closing", run=loop.folder.path.name)
-        return loop.folder.close({"ended": _now()})
+        record = loop.folder.close({"ended": _now()})
+        parts.discard(loop.folder.path)
+        return record
     finally:
         loop.folder.release()
 

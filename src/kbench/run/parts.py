@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from kbench.errors import MeasurementError
@@ -15,7 +16,10 @@ def part_paths(folder: Path, label: str) -> dict[str, str]:
 
 
 def merge(folder: Path) -> None:
-    """Join `parts/KIND-*.parquet` into `KIND.parquet`; columns that a part lacks are null. Safe to repeat."""
+    """Join `parts/KIND-*.parquet` into `KIND.parquet`; columns that a part lacks are null. Safe to repeat.
+
+    The column `part` tells replays of one trace and arm apart: `virtual-…`, `slice-…`, `modelled-slice-…`, `exec-…`.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -26,10 +30,22 @@ def merge(folder: Path) -> None:
         target = folder / f"{kind}.parquet"
         partial = target.with_suffix(".partial")
         try:
-            table = pa.concat_tables([pq.read_table(file) for file in files], promote_options="permissive")
+            tables = []
+            for file in files:
+                table = pq.read_table(file)
+                label = pa.array([file.stem.removeprefix(f"{kind}-")] * len(table), pa.string())
+                tables.append(table.append_column("part", label))
+            table = pa.concat_tables(tables, promote_options="permissive")
             pq.write_table(table, partial, compression="zstd")
             partial.replace(target)
         except OSError as error:
             raise MeasurementError(
                 f"cannot write: {error.strerror or error}", where=str(target), remedy="free space, then --resume"
             ) from error
+
+
+def discard(folder: Path) -> None:
+    """Remove the parts of a closed run: what they hold stands in its joined tables. Logs of workers stay."""
+    for file in (folder / "parts").glob("*.parquet"):
+        with contextlib.suppress(OSError):
+            file.unlink()
