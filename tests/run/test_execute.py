@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SUITE as LOOP_SUITE
 from driver import FAKE
 
+from conftest import SUITE as LOOP_SUITE
 from kbench.errors import EvidenceError, IntegrityError, KbenchError, MeasurementError
 from kbench.ledger import Kind
 from kbench.plan import Plan, make_plan

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SUITE as LOOP_SUITE
 from driver import FAKE
 
+from conftest import SUITE as LOOP_SUITE
 from kbench.ledger import Kind
 from kbench.plan import make_plan
 from kbench.record import RunRecord
