@@ -16,7 +16,7 @@ from kbench.cli import common
 from kbench.decide.cells import standing
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import ClauseStatus
-from kbench.errors import ExitCode, IntegrityError, MeasurementError, UsageError
+from kbench.errors import ExitCode, IntegrityError, UsageError
 from kbench.plan import make_plan
 from kbench.protocol import Status
 from kbench.record import RunRecord, SampleTable, SessionMark, Trial
@@ -59,10 +59,11 @@ def test_what_a_worker_started_ends_with_it(tmp_path: Path) -> None:
         os.close(reader)
 
 
-def test_a_malformed_answer_names_the_worker(tmp_path: Path) -> None:
+def test_a_malformed_answer_loses_the_worker_by_name(tmp_path: Path) -> None:
     code = READ + "os.write(int(argv[argv.index('--write-fd') + 1]), b'{\"seq\": 1}\\n'); os.read(os.pipe()[0], 1)"
-    with pytest.raises(MeasurementError, match=r"worker a: .*malformed"):
+    with pytest.raises(WorkerLost, match=r"cannot be read: .*malformed") as lost:
         worker(tmp_path, code).ask("open", {}, 30)
+    assert lost.value.variant == "a"
 
 
 def options(root: Path, **given: object) -> Options:

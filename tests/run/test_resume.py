@@ -124,5 +124,11 @@ def test_a_second_run_measures_nothing_after_the_last_look(zygote: Zygote, suite
     assert (len(records), aborted) == (1, 0)
 
 
-def test_a_worker_that_talks_nonsense_is_a_measurement_failure(zygote: Zygote, suite: Path, tmp_path: Path) -> None:
-    assert zygote.drive(suite, tmp_path / "results", KBENCH_FAKE=f"garbage@window:2:a|{tmp_path / 'marker'}") == 6
+def test_a_worker_that_talks_nonsense_is_lost_and_costs_its_case(zygote: Zygote, suite: Path, tmp_path: Path) -> None:
+    root = tmp_path / "results"
+    assert zygote.drive(suite, root, KBENCH_FAKE=f"garbage@window:2:b|{tmp_path / 'marker'}") == 0
+    [record], aborted = evidence(suite, root)
+    [lost] = [trial for trial in record.trials if trial.status == "crashed"]
+    assert (lost.variant, aborted) == ("b", 0)
+    assert "cannot be read" in lost.message
+    require_whole(record, blamed=lost.case)

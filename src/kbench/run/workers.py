@@ -98,20 +98,15 @@ class Worker:
             self._buffer += chunk
             if len(self._buffer) > LARGEST_REPLY:
                 self.kill()
-                raise WorkerLost(self.variant, Status.FAILED, "an answer larger than 256 MiB")
+                raise WorkerLost(self.variant, Status.CRASHED, "an answer larger than 256 MiB")
         line, _, rest = bytes(self._buffer).partition(b"\n")
         self._buffer = bytearray(rest)
         try:
             reply = decode_reply(line)
         except MeasurementError as error:
-            self.kill()
-            raise MeasurementError(
-                f"worker {self.variant}: {error.problems[0].what}",
-                where=str(self._log),
-                remedy="does its code write to files that it did not open?",
-            ) from error
+            raise self._nonsense(error.problems[0].what) from error
         if reply.seq != self._seq:
-            raise MeasurementError(f"worker {self.variant} answered request {reply.seq}, not {self._seq}")
+            raise self._nonsense(f"it answered request {reply.seq}, not {self._seq}")
         return reply.outcome
 
     def close(self) -> None:
@@ -143,6 +138,11 @@ class Worker:
         code = self._process.returncode
         reason = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         return WorkerLost(self.variant, Status.CRASHED, f"worker {reason}{self._last_words()}")
+
+    def _nonsense(self, what: str) -> WorkerLost:
+        """Something else than the worker writes into its pipe: code under test that uses files it did not open."""
+        self.kill()
+        return WorkerLost(self.variant, Status.CRASHED, f"its answer cannot be read: {what}")
 
     def _last_words(self) -> str:
         """The last line that the worker printed, if it printed any."""
