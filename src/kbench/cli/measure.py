@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,56 +88,41 @@ def timeline(
         raise typer.Exit(int(ExitCode.DISABLE))
 
 
-@common.one_line_errors
-def kernel(
-    suite: common.SuitePath,
-    as_json: common.Json = False,
-    out: common.Out = common.RESULTS,
-    device: common.Device = "auto",
-    seed: common.Seed = None,
-    resume: common.Resume = False,
-    budget: common.Budget = None,
-    only: common.Only = "",
-    dry_run: common.DryRun = False,
-    exploratory: common.Exploratory = False,
-    traces: common.TraceFiles = None,
-    costs: common.CostFiles = None,
-    debug: common.Debug = False,
-) -> None:
-    """Level 1: is the operation right, and faster, on the shapes that matter?"""
-    from kbench.report import tables, views
+def _windowed(level: str, question: str) -> Callable[..., None]:
+    """The command of a level whose cases are measured in windows; they differ in the level alone."""
 
-    plan = common.load_plan(suite, seed, traces, costs)
-    if dry_run:
-        return _show_plan(plan, out, as_json)
-    records = _measured(plan, ("kernel",), out, device, resume, budget, exploratory, only)
-    _show(views.kernel_view(plan.loaded.suite, records), as_json, tables.kernel_table)
+    @common.one_line_errors
+    def command(
+        suite: common.SuitePath,
+        as_json: common.Json = False,
+        out: common.Out = common.RESULTS,
+        device: common.Device = "auto",
+        seed: common.Seed = None,
+        resume: common.Resume = False,
+        budget: common.Budget = None,
+        only: common.Only = "",
+        dry_run: common.DryRun = False,
+        exploratory: common.Exploratory = False,
+        traces: common.TraceFiles = None,
+        costs: common.CostFiles = None,
+        debug: common.Debug = False,
+    ) -> None:
+        from kbench.report import tables, views
+
+        show = {"kernel": (views.kernel_view, tables.kernel_table), "step": (views.step_view, tables.step_table)}
+        view, table = show[level]
+        plan = common.load_plan(suite, seed, traces, costs)
+        if dry_run:
+            return _show_plan(plan, out, as_json)
+        records = _measured(plan, (level,), out, device, resume, budget, exploratory, only)
+        _show(view(plan.loaded.suite, records), as_json, table)
+
+    command.__doc__ = question
+    return command
 
 
-@common.one_line_errors
-def step(
-    suite: common.SuitePath,
-    as_json: common.Json = False,
-    out: common.Out = common.RESULTS,
-    device: common.Device = "auto",
-    seed: common.Seed = None,
-    resume: common.Resume = False,
-    budget: common.Budget = None,
-    only: common.Only = "",
-    dry_run: common.DryRun = False,
-    exploratory: common.Exploratory = False,
-    traces: common.TraceFiles = None,
-    costs: common.CostFiles = None,
-    debug: common.Debug = False,
-) -> None:
-    """Level 2: is a whole engine step faster, conversion, metadata and launches included?"""
-    from kbench.report import tables, views
-
-    plan = common.load_plan(suite, seed, traces, costs)
-    if dry_run:
-        return _show_plan(plan, out, as_json)
-    records = _measured(plan, ("step",), out, device, resume, budget, exploratory, only)
-    _show(views.step_view(plan.loaded.suite, records), as_json, tables.step_table)
+kernel = _windowed("kernel", "Level 1: is the operation right, and faster, on the shapes that matter?")
+step = _windowed("step", "Level 2: is a whole engine step faster, conversion, metadata and launches included?")
 
 
 @common.one_line_errors
