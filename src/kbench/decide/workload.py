@@ -114,13 +114,15 @@ def _judge(
     width = widening.attainment / reference if widening.attainment > 0.0 else 0.0
     inner = paired.bounds(FAIL_ALPHA)
     low, high = paired.share_bounds(alpha) if divergence else paired.passing_bounds(alpha)
-    low, high, shown_low, shown_high = low - width, high + width, inner[0] - width, inner[1] + width
+    low, high, inner_low, inner_high = low - width, high + width, inner[0] - width, inner[1] + width
+    # What is shown holds the bound that decides: an interval narrower than its own verdict would mislead.
+    shown_low, shown_high = min(low, inner_low), max(high, inner_high)
     passes = (region.low == -math.inf or low > region.low) and (region.high == math.inf or high < region.high)
     family = budget.workload_family_error(len(paired)) if passes and not divergence else 0.0
     refused = family > 2.0 * budget.family_alpha
     if passes:
         status = ClauseStatus.INCONCLUSIVE if refused else ClauseStatus.PASS
-    elif shown_low > region.high or shown_high < region.low:
+    elif inner_low > region.high or inner_high < region.low:
         status = ClauseStatus.FAIL
     else:
         status = ClauseStatus.INCONCLUSIVE
