@@ -112,3 +112,8 @@ def token_traces(draw: st.DrawFn) -> Trace:
             )
         )
     return trace_from_rows(rows, META)
+
+
+def recorded_traces() -> st.SearchStrategy[Trace]:
+    """Token traces whose outputs are all recorded, so that content is a matter of tokens alone."""
+    return token_traces().filter(lambda trace: bool(trace.output_token_ids.known.all()))

@@ -37,6 +37,7 @@ BAD: list[tuple[list[RequestRow], str]] = [
     ([root(arrival_us=None)], "arrival_us: .* needs an arrival"),
     ([root(arrival_us=-1)], "arrival_us: .* negative"),
     ([root(think_us=-1)], "think_us: .* negative"),
+    ([root(arrival_us=4 * 10**14)], "arrival_us: .* more than 10 years"),
     ([root(), child(think_us=None)], "t:2: think_us: .* an arrival or a think time"),
     ([root(arrival_us=9), child(), root(arrival_us=8)], "t:3: arrival_us: request 2: arrives before"),
     ([root(), child(parent_ids=(1,))], "parent_ids: .* earlier row"),

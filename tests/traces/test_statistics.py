@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from kbench.errors import TraceError
 from kbench.traces.content import PageKeys, TokenSource
+from kbench.traces.reuse import infinite_cache_hit_ratio, stack_distances
 from kbench.traces.schema import RequestRow, Trace, TraceMeta, trace_from_rows
-from kbench.traces.statistics import default_page_sizes, infinite_cache_hit_ratio, miss_ratio_curve, trace_info
+from kbench.traces.statistics import default_page_sizes, miss_ratio_curve, trace_info
 from kbench.traces.synth import synthesise
 
-from .conftest import META, block_traces, stream_traces, token_traces
+from .conftest import META, block_traces, recorded_traces, stream_traces, token_traces
 
 
 def simulated(trace: Trace, page_size: int, pages: int | None) -> float:
@@ -42,20 +43,30 @@ def simulated(trace: Trace, page_size: int, pages: int | None) -> float:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.one_of(stream_traces(), block_traces()), st.sampled_from([1, 2, 4, 8]), st.integers(1, 30))
+@given(st.one_of(stream_traces(), block_traces(), recorded_traces()), st.sampled_from([1, 2, 4, 8]), st.integers(1, 30))
 def test_hit_ratios_are_those_of_a_simulated_cache(trace: Trace, page_size: int, pages: int) -> None:
-    keys = PageKeys(trace, page_size)
-    assert infinite_cache_hit_ratio(trace, keys) == pytest.approx(simulated(trace, page_size, None))
-    (point,) = miss_ratio_curve(trace, keys, [pages * page_size])["points"]
+    assert infinite_cache_hit_ratio(trace, page_size) == pytest.approx(simulated(trace, page_size, None))
+    (point,) = miss_ratio_curve(trace, page_size, [pages * page_size])["points"]
     assert point["miss_ratio"] == pytest.approx(1 - simulated(trace, page_size, pages))
 
 
 def test_a_real_size_is_simulated_alike() -> None:
     trace = synthesise("prefix-heavy", 60, 2)
-    keys = PageKeys(trace, 64)
-    assert infinite_cache_hit_ratio(trace, keys) == pytest.approx(simulated(trace, 64, None))
-    (point,) = miss_ratio_curve(trace, keys, [4_096])["points"]
-    assert point["miss_ratio"] == pytest.approx(1 - simulated(trace, 64, 64))
+    assert infinite_cache_hit_ratio(trace, 64) == pytest.approx(simulated(trace, 64, None))
+    curve = miss_ratio_curve(trace, 64, [1_024, 4_096, 16_384])
+    expected = [1 - simulated(trace, 64, pages) for pages in (16, 64, 256)]
+    assert [point["miss_ratio"] for point in curve["points"]] == pytest.approx(expected)
+    least = curve["tokens_for_90_percent_of_hits"] // 64
+    possible = simulated(trace, 64, None)
+    assert simulated(trace, 64, least) >= 0.9 * possible > simulated(trace, 64, least - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(stream_traces(), block_traces(), recorded_traces()), st.sampled_from([1, 2, 4]))
+def test_the_footprint_is_the_number_of_different_pages(trace: Trace, page_size: int) -> None:
+    keys = PageKeys(trace, page_size)
+    different = {key for request in range(len(trace)) for key in keys(request)}
+    assert stack_distances(trace, page_size).footprint_pages == len(different)
 
 
 def test_a_whole_prompt_seen_before_still_computes_its_last_token() -> None:
@@ -83,7 +94,9 @@ def test_lengths_and_rates() -> None:
     ]
     info = trace_info(trace_from_rows(rows, META), [16])
     assert (info["sessions"], info["duration_s"], info["request_rate_per_s"]) == (2, 4.0, 1.0)
-    assert info["input_tokens"] == pytest.approx({"mean": 25.0, "p50": 25.0, "p90": 37.0, "p99": 39.7, "max": 40})
+    assert info["input_tokens"] == pytest.approx(
+        {"mean": 25.0, "p50": 25.0, "p90": 37.0, "p99": 39.7, "min": 10, "max": 40}
+    )
     assert info["timestamp_quantum_us"] == 1_000_000
     assert info["inter_arrival_cv"] == pytest.approx(np.std([1, 2, 1]) / (4 / 3))
 

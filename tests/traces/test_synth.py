@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kbench.errors import UsageError
-from kbench.traces.draw import Draw, Span
+from kbench.traces.draw import Draw, Gaps, Span
 from kbench.traces.schema import Trace, read_trace
 from kbench.traces.statistics import trace_info
 from kbench.traces.synth import PRESETS, synthesise
@@ -21,6 +21,9 @@ PINNED = {
     "long-context": "a6b8f3f32dec0a0bde7e1680fb07c33178ceeae48fed7f28cfa42604caa87827",
     "prefix-heavy": "156e20f3b6f61a938decf9ccbfea2b13318b2b3000f6cf0e11298dd0b3981ea0",
     "burst": "0878388cb1a552740b02276c9cdfd23cb6a2f7e9f8b13806f296ec55b8edd857",
+    "rag": "5c163b268b98e4d1aeaab0fd6de11c66ec4c7ba3ed9365d4f3bae3e794d23ad9",
+    "agentic": "a1f0ffae3930e7c27cc1e37a914ef76234c46cb30d02821bc262a5ec8fbaeabd",
+    "shared-prefix": "e731ba2b62d9d2507099bb49ced1539531a26734acf427dea6fd5b1cb42d71ce",
 }
 
 
@@ -51,7 +54,7 @@ def test_lengths_fill_no_pages_and_fit(preset: str, count: int, seed: int, scale
 
 
 def test_hits_depend_on_the_page_size() -> None:
-    for preset in ("prefix-heavy", "chat"):
+    for preset in ("prefix-heavy", "chat", "rag", "agentic", "shared-prefix"):
         ratios = trace_info(synthesise(preset, 300, 1), [16, 64, 256])["infinite_cache_hit_ratio"]
         assert ratios["16"] > ratios["64"] > ratios["256"] > 0.5
 
@@ -72,12 +75,42 @@ def test_sessions_go_on_from_what_was_said() -> None:
     assert len(sessions_of) > 3 and max(map(len, sessions_of.values())) > 2
 
 
-@pytest.mark.parametrize(("arrivals", "cv"), [("poisson", 1.0), ("gamma", 0.5), ("gamma", 2.0), ("gamma", 4.0)])
+@pytest.mark.parametrize(
+    ("arrivals", "cv"),
+    [
+        *(("gamma", cv) for cv in (0.5, 2.0, 4.0)),
+        *(("weibull", cv) for cv in (0.3, 1.0, 2.5)),
+        *(("bursty", cv) for cv in (1.5, 3.0)),
+        ("poisson", 1.0),
+    ],
+)
 def test_arrivals_have_the_asked_rate_and_variation(arrivals: str, cv: float) -> None:
-    draw = Draw(7, 0)
-    gaps = np.array([draw.gap(arrivals, cv) for _ in range(20_000)])
+    source = Gaps(Draw(7, 0), arrivals, cv)
+    gaps = np.array([source.next() for _ in range(40_000)])
     assert gaps.mean() == pytest.approx(1.0, abs=0.1 if cv > 2 else 0.04)
     assert gaps.std() == pytest.approx(cv, rel=0.1)
+
+
+def test_weibull_gaps_follow_the_distribution_that_scipy_knows() -> None:
+    from scipy import stats
+
+    draw = Draw(5, 0)
+    for shape in (0.6, 1.0, 2.5):
+        known = stats.weibull_min(shape)
+        gaps = [draw.gap("weibull", float(known.std() / known.mean())) for _ in range(4_000)]
+        assert stats.kstest(gaps, stats.weibull_min(shape, scale=1 / known.mean()).cdf).pvalue > 0.001
+
+
+def test_bursty_gaps_come_in_phases_and_gamma_gaps_do_not() -> None:
+    def dispersion(arrivals: str) -> float:
+        """Variance over mean of the arrivals in windows of 50 mean gaps; renewal arrivals tend to CV² = 4."""
+        source = Gaps(Draw(2, 0), arrivals, 2.0)
+        times = np.cumsum([source.next() for _ in range(60_000)])
+        counts = np.bincount((times // 50).astype(int))
+        return float(counts.var() / counts.mean())
+
+    assert dispersion("gamma") == pytest.approx(4.0, rel=0.25)
+    assert dispersion("bursty") > 8.0
 
 
 def test_gamma_gaps_follow_the_distribution_that_scipy_knows() -> None:
@@ -115,6 +148,8 @@ def test_the_rate_counts_requests() -> None:
         ({"rate_per_s": float("nan")}, "rate_per_s = nan"),
         ({"arrivals": "weekly"}, "arrivals = 'weekly'"),
         ({"cv": 2.0}, "cv = 2.0 .*use gamma"),
+        ({"arrivals": "bursty", "cv": 1.0}, "cv = 1.0 .*above 1 for bursty"),
+        ({"arrivals": "weibull", "cv": 16.0}, "cv = 16.0 .*weibull"),
         ({"scale": 0.0}, "scale = 0.0"),
         ({"max_context": 8}, "max_context = 8"),
     ],

@@ -157,17 +157,34 @@ def column_of(spec: ColumnSpec, items: Sequence[Any]) -> AnyColumn:
     return tuple(items)
 
 
-def canonical_bytes(column: AnyColumn) -> bytes:
+def unknown(spec: ColumnSpec, count: int) -> AnyColumn:
+    """A column of which nothing is known."""
+    nothing = frozen(np.zeros(count, np.bool_))
+    if spec.kind is Kind.LISTS:
+        return Lists.packed(np.zeros(count, np.int64), np.zeros(0, np.int64), nothing)
+    if spec.kind is Kind.TEXT:
+        return (None,) * count
+    if spec.kind is Kind.FLOATS:
+        return Floats(frozen(np.zeros(count)), nothing)
+    return Ints(frozen(np.zeros(count, np.int64)), nothing)
+
+
+def canonical_parts(column: AnyColumn) -> list[bytes | memoryview]:
     """The content of a column as bytes that no library version or encoding changes; empty when all of it is unknown."""
     if isinstance(column, tuple):
         # A length before each text, so that no two columns of texts have the same bytes.
         texts = [b"-" if text is None else b"%d:" % len(text.encode()) + text.encode() for text in column]
-        return b"".join(texts) if any(text is not None for text in column) else b""
+        return [b"".join(texts)] if any(text is not None for text in column) else []
     if isinstance(column, np.ndarray):
-        return column.astype("<i8").tobytes()
+        return [_bytes_of(column, "<i8")]
     if not column.known.any():
-        return b""
-    mask = column.known.astype(np.uint8).tobytes()
+        return []
+    mask = _bytes_of(column.known, "u1")
     if isinstance(column, Lists):
-        return mask + column.lengths.astype("<i8").tobytes() + column.values.astype("<i8").tobytes()
-    return mask + column.values.astype("<f8" if isinstance(column, Floats) else "<i8").tobytes()
+        return [mask, _bytes_of(column.lengths, "<i8"), _bytes_of(column.values, "<i8")]
+    return [mask, _bytes_of(column.values, "<f8" if isinstance(column, Floats) else "<i8")]
+
+
+def _bytes_of(array: NDArray[Any], kind: str) -> memoryview:
+    """An array's bytes without another copy of them where the type is already the right one."""
+    return np.ascontiguousarray(array, kind).view(np.uint8).data

@@ -6,17 +6,21 @@ what to do. It knows nothing of Parquet and repairs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kbench.errors import TraceError
-from kbench.traces.columns import Bools, Ints
+from kbench.traces.columns import Bools, Ints, Lists
 from kbench.traces.trace import MAX_SEQUENCE_TOKENS, Trace
 
+MAX_TIME_US = 10 * 366 * 86_400 * 1_000_000  # ten years: what lies beyond is a wrong timestamp
+
 _INT32 = 2**31 - 1
+_VALUES_AT_ONCE = 2**21
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class _Place:
     lines: Sequence[int] | None
 
     def error(self, row: int, field: str, what: str, remedy: str = "") -> TraceError:
-        line = self.lines[row] if self.lines is not None else row + 1
+        line = int(self.lines[row]) if self.lines is not None else row + 1
         return TraceError(f"request {row}: {what}", file=self.file, line=line, field=field, remedy=remedy)
 
     def refuse(self, bad: Bools, field: str, what: str, remedy: str = "") -> None:
@@ -74,6 +78,7 @@ def _check_times(trace: Trace, place: _Place) -> None:
     for name in ("arrival_us", "think_us", "recorded_duration_us"):
         column: Ints = getattr(trace, name)
         place.refuse(column.known & (column.values < 0), name, "a time cannot be negative")
+        place.refuse(column.known & (column.values > MAX_TIME_US), name, "a time of more than 10 years")
     root = trace.parent_ids.lengths == 0
     place.refuse(root & ~trace.arrival_us.known, "arrival_us", "a request without parents needs an arrival")
     timed = trace.arrival_us.known | trace.think_us.known
@@ -162,15 +167,56 @@ def _check_blocks(trace: Trace, place: _Place) -> None:
     _check_chain(trace, place)
 
 
+def names_prefixes(block_ids: Lists) -> bool:
+    """Whether each id stands at one position after one predecessor: only then does it name a whole prefix."""
+    ids = block_ids.values
+    if not ids.size:
+        return True
+    few = int(ids.min()) >= 0 and int(ids.max()) < 4 * ids.size + 1_024
+    label = ids if few else np.unique(ids, return_inverse=True)[1]
+    stands, follows = np.zeros((2, int(label.max()) + 1), np.int64)
+    for lists, part in _in_parts(block_ids, label):
+        position = _positions(lists)
+        stands[part], follows[part] = position, _previous(part, position)
+    for lists, part in _in_parts(block_ids, label):
+        position = _positions(lists)
+        if not np.array_equal(stands[part], position):
+            return False
+        if not np.array_equal(follows[part], _previous(part, position)):
+            return False
+    return True
+
+
+def _in_parts(lists: Lists, label: NDArray[np.integer[Any]]) -> Iterator[tuple[Lists, NDArray[np.integer[Any]]]]:
+    """The lists and the labels of their values, some millions of them at a time: what is computed of them is large."""
+    first = 0
+    while first < len(lists.known):
+        stop = max(first + 1, int(np.searchsorted(lists.offsets, lists.offsets[first] + _VALUES_AT_ONCE)) - 1)
+        part = label[lists.offsets[first] : lists.offsets[stop]]
+        yield Lists(lists.offsets[first : stop + 1] - lists.offsets[first], part, lists.known[first:stop]), part
+        first = stop
+
+
+def _positions(block_ids: Lists) -> NDArray[np.int64]:
+    return np.arange(block_ids.values.size) - np.repeat(block_ids.offsets[:-1], block_ids.lengths)
+
+
+def _previous(ids: NDArray[np.integer[Any]], position: NDArray[np.int64]) -> NDArray[np.int64]:
+    previous = np.roll(ids.astype(np.int64, copy=False), 1)
+    previous[position == 0] = 0  # the first block follows nothing
+    return previous
+
+
 def _check_chain(trace: Trace, place: _Place) -> None:
-    """Each id stands at one position after one predecessor: only then does it name a whole prefix."""
-    ids, rows = trace.block_ids.values, trace.block_ids.row_of_values()
-    position = np.arange(ids.size) - trace.block_ids.offsets[rows]
+    """Raise for the first row whose block id contradicts an earlier one."""
+    if names_prefixes(trace.block_ids):
+        return
+    ids, rows, position = trace.block_ids.values, trace.block_ids.row_of_values(), _positions(trace.block_ids)
+    previous = _previous(ids, position)
     order = np.argsort(ids, kind="stable")
     same = ids[order][1:] == ids[order][:-1]
-    previous = np.roll(ids, 1)[order]  # meaningless at position 0, where it is not looked at
     moved = same & (position[order][1:] != position[order][:-1])
-    forked = same & ~moved & (position[order][1:] > 0) & (previous[1:] != previous[:-1])
+    forked = same & ~moved & (previous[order][1:] != previous[order][:-1])
     for bad, what in ((moved, "stands at two positions"), (forked, "follows two different blocks")):
         if bad.any():
             at = order[1:][bad].min()

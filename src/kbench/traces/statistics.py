@@ -1,26 +1,24 @@
 """What a trace is like, as one JSON-ready dictionary: rates, lengths, and how much a prefix cache could ever save.
 
-Token hit ratio = prompt tokens in reused full pages / prompt tokens of all requests. A page is reused when an earlier
-request, in file order, had it in its prompt or its (forced) output; reuse is contiguous from the first page, and stops
-before the prompt's last token, which an engine must compute to answer. Mooncake's conversation trace reads 37.3 % at
-512 tokens this way. Knows no engine: no batching, and no request that is still running when the next one comes.
+Token hit ratio = prompt tokens in reused full pages / prompt tokens of all requests, as `reuse` defines it: Mooncake's
+conversation trace reads 37.3 % at 512 tokens. Knows no engine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from kbench.traces.columns import Int64s
-from kbench.traces.content import PageKeys, owners
+from kbench.traces.content import Owners, PageKeys, owners
+from kbench.traces.reuse import infinite_cache_hit_ratio, stack_distances
 from kbench.traces.timing import timestamp_quantum_us
 from kbench.traces.trace import Trace
 
 DEFAULT_PAGE_SIZES = (16, 32, 64, 128, 256, 512)
-CACHE_SHARES = (1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0)  # of everything that the trace ever holds
+CACHE_SHARES = (1 / 256, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # of everything that the trace ever holds
 
 
 def default_page_sizes(trace: Trace) -> tuple[int, ...]:
@@ -38,11 +36,12 @@ def trace_info(trace: Trace, page_sizes: Sequence[int] | None = None) -> dict[st
     """
     sizes = tuple(page_sizes) if page_sizes else default_page_sizes(trace)
     who = owners(trace)
-    keys = {size: PageKeys(trace, size, who=who) for size in sizes}
+    exact = {size: PageKeys(trace, size, who=who).exact for size in sizes}
     curve_size = trace.meta.block_tokens if trace.content_kind == "blocks" and trace.meta.block_tokens else sizes[0]
     return {
         "requests": len(trace),
         "sessions": int(np.unique(trace.session_id).size),
+        "turns_per_session_max": int(trace.turn.max()) + 1,
         "content": trace.content_kind,
         "sha256": trace.sha256,
         "source": {
@@ -57,9 +56,9 @@ def trace_info(trace: Trace, page_sizes: Sequence[int] | None = None) -> dict[st
         **_timing(trace),
         "input_tokens": _lengths(trace.input_tokens),
         "output_tokens": _lengths(trace.output_tokens),
-        "infinite_cache_hit_ratio": {str(size): infinite_cache_hit_ratio(trace, keys[size]) for size in sizes},
-        "lower_bound_page_sizes": [size for size in sizes if not keys[size].exact],
-        "miss_ratio_curve": miss_ratio_curve(trace, PageKeys(trace, curve_size, who=who)),
+        "infinite_cache_hit_ratio": {str(size): infinite_cache_hit_ratio(trace, size, who=who) for size in sizes},
+        "lower_bound_page_sizes": [size for size in sizes if not exact[size]],
+        "miss_ratio_curve": miss_ratio_curve(trace, curve_size, who=who),
     }
 
 
@@ -78,58 +77,25 @@ def _timing(trace: Trace) -> dict[str, Any]:
 
 def _lengths(values: Int64s) -> dict[str, float]:
     p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
-    return {"mean": float(values.mean()), "p50": p50, "p90": p90, "p99": p99, "max": int(values.max())}
+    extremes = {"min": int(values.min()), "max": int(values.max())}
+    return {"mean": float(values.mean()), "p50": p50, "p90": p90, "p99": p99, **extremes}
 
 
-def infinite_cache_hit_ratio(trace: Trace, keys: PageKeys) -> float:
-    """Token hit ratio when nothing is ever evicted: the ceiling for this page size."""
-    pages = [keys.array(request) for request in range(len(trace))]
-    counts = np.fromiter((each.size for each in pages), np.int64, len(pages))
-    offsets = np.cumsum(counts) - counts
-    flat = np.concatenate(pages)
-    # The first occurrence of each key; a later one is a hit. A sequence never holds one key twice.
-    _, first = np.unique(flat, return_index=True)
-    seen = np.ones(flat.size, np.bool_)
-    seen[first] = False
-    usable = np.arange(flat.size) - np.repeat(offsets, counts) < np.repeat(_reusable_pages(trace, keys), counts)
-    return float(np.count_nonzero(seen & usable) * keys.page_size / trace.input_tokens.sum())
-
-
-def _reusable_pages(trace: Trace, keys: PageKeys) -> Int64s:
-    """Full pages of each prompt that end before its last token."""
-    return (trace.input_tokens - 1) // keys.page_size
-
-
-def miss_ratio_curve(trace: Trace, keys: PageKeys, capacities_tokens: Sequence[int] | None = None) -> dict[str, Any]:
-    """Token miss ratio of an LRU page cache by its size; without sizes, at shares of the trace's whole footprint.
-
-    One request after another in file order. A request's last pages are the first of its own to go, as engines do it,
-    so that what remains of it is a prefix.
-    """
-    pages = [keys(request) for request in range(len(trace))]
-    footprint = len({key for each in pages for key in each}) * keys.page_size
+def miss_ratio_curve(
+    trace: Trace, page_size: int, capacities_tokens: Sequence[int] | None = None, *, who: Owners | None = None
+) -> dict[str, Any]:
+    """Token miss ratio of an LRU page cache by its size; without sizes, at shares of the trace's whole footprint."""
+    distances = stack_distances(trace, page_size, who=who)
+    footprint = distances.footprint_pages * page_size
     if capacities_tokens is None:
-        capacities_tokens = sorted({max(keys.page_size, int(footprint * share)) for share in CACHE_SHARES})
-    reusable, total = _reusable_pages(trace, keys).tolist(), int(trace.input_tokens.sum())
-    nothing_repeats = footprint == sum(map(len, pages)) * keys.page_size
-    points = []
-    for capacity in capacities_tokens:
-        hits = 0 if nothing_repeats else _lru_hits(pages, reusable, capacity // keys.page_size)
-        points.append({"cache_tokens": int(capacity), "miss_ratio": 1.0 - hits * keys.page_size / total})
-    return {"tokens_per_page": keys.page_size, "footprint_tokens": footprint, "points": points}
-
-
-def _lru_hits(pages: Sequence[Sequence[int]], reusable: Sequence[int], capacity: int) -> int:
-    cache: dict[int, None] = {}  # least recently used first
-    hits = 0
-    for keys, limit in zip(pages, reusable, strict=True):
-        for key in keys[:limit]:
-            if key not in cache:
-                break
-            hits += 1
-        for key in reversed(keys):
-            cache.pop(key, None)
-            cache[key] = None
-        for key in list(islice(cache, max(0, len(cache) - capacity))):
-            del cache[key]
-    return hits
+        capacities_tokens = sorted({max(page_size, int(footprint * share)) for share in CACHE_SHARES})
+    points = [
+        {"cache_tokens": int(capacity), "miss_ratio": distances.miss_ratio(int(capacity) // page_size)}
+        for capacity in capacities_tokens
+    ]
+    return {
+        "tokens_per_page": page_size,
+        "footprint_tokens": footprint,
+        "tokens_for_90_percent_of_hits": distances.pages_for(0.9) * page_size,
+        "points": points,
+    }

@@ -1,93 +1,28 @@
-"""Seeded workloads of our own making: named presets of sessions, turns, shared prefixes and arrivals.
+"""Seeded workloads of our own making: sessions, turns, shared prefixes and arrivals, after a preset.
 
-Owns the presets and how sessions grow. Same arguments, same `sha256`, whatever the library versions (see `draw`).
-Lengths of prompts, prefixes and turns are never a multiple of 16 tokens, so that no page size is favoured. Knows
-nothing of models, engines or clocks.
+Owns how sessions grow; what a kind of traffic is like stands in `presets`. Same arguments, same `sha256`, whatever the
+library versions (see `draw`). Lengths of prompts, prefixes and turns are never a multiple of 16 tokens, so that no page
+size is favoured. Knows nothing of models, engines or clocks.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from math import isfinite
-from types import MappingProxyType
 
 from kbench.errors import UsageError
-from kbench.traces.draw import Draw, Span
+from kbench.traces.draw import Draw, Gaps, Span
+from kbench.traces.presets import PRESETS, Preset
 from kbench.traces.trace import MAX_SEQUENCE_TOKENS, RequestRow, Trace, TraceMeta, trace_from_rows
+
+__all__ = ["ARRIVALS", "PRESETS", "Preset", "SynthOptions", "synthesise"]
 
 _STEP_US = 20_000  # assumed for one output token where later turns are put in file order
 _COMMON_DIVISOR = 16  # of the page sizes in use: no length is a multiple of it
-_UNUSED = Span(1, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Preset:
-    """A kind of workload. Lengths are in tokens; a session's prompt is prefix + first + what was said since."""
-
-    title: str
-    first: Span  # the first message of a session, after the shared prefix
-    output: Span
-    shared_streams: int = 0  # system prompts or documents that sessions choose from
-    shared: Span = _UNUSED
-    unshared_share: float = 0.0  # of the sessions start without a shared prefix
-    message: Span = _UNUSED  # later messages
-    more_turns: float = 0.0  # chance that a session goes on after a turn
-    max_turns: int = 1
-    think_ms: Span = _UNUSED
-    max_context: int = 4_096
-    rate_per_s: float = 4.0
-    arrivals: str = "poisson"
-    cv: float = 1.0
-
-
-PRESETS = MappingProxyType(
-    {
-        "chat": Preset(
-            title="many turns over system prompts that sessions share; some short sessions without one",
-            first=Span(40, 180),
-            output=Span(16, 80),
-            shared_streams=10,
-            shared=Span(150, 700),
-            unshared_share=0.25,
-            message=Span(30, 260),
-            more_turns=0.8,
-            max_turns=12,
-            think_ms=Span(500, 8_000),
-            max_context=2_048,
-        ),
-        "long-context": Preset(
-            title="long prompts, short answers, mostly one turn",
-            first=Span(1_200, 3_900),
-            output=Span(16, 64),
-            message=Span(20, 120),
-            more_turns=0.15,
-            max_turns=3,
-            think_ms=Span(1_000, 10_000),
-            rate_per_s=2.0,
-        ),
-        "prefix-heavy": Preset(
-            title="many sessions over a few long prefixes",
-            first=Span(15, 90),
-            output=Span(16, 48),
-            shared_streams=5,
-            shared=Span(700, 2_200),
-            message=Span(15, 90),
-            more_turns=0.6,
-            max_turns=5,
-            think_ms=Span(300, 4_000),
-            max_context=3_072,
-        ),
-        "burst": Preset(
-            title="single requests that arrive in bursts (gamma, coefficient of variation 4)",
-            first=Span(90, 900),
-            output=Span(16, 64),
-            max_context=1_024,
-            arrivals="gamma",
-            cv=4.0,
-        ),
-    }
-)
-ARRIVALS = ("poisson", "gamma")
+ARRIVALS = ("poisson", "gamma", "weibull", "bursty")
+_BURSTY_CV = 4.0  # where neither the preset nor the caller says one above 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +68,9 @@ def synthesise(
 ) -> Trace:
     """A trace of exactly `requests` requests.
 
-    `rate_per_s` counts requests, later turns included; `arrivals` is `poisson` or `gamma` (with `cv`) and times the
-    sessions. `scale` multiplies all lengths; `max_context` bounds prompt + output; `think_scale` multiplies the time
-    between an answer and the next turn. None takes the preset's own.
+    `rate_per_s` counts requests, later turns included; `arrivals` is one of ARRIVALS (all but `poisson` with a `cv`)
+    and times the sessions. `scale` multiplies all lengths; `max_context` bounds prompt + output; `think_scale`
+    multiplies the time between an answer and the next turn. None takes the preset's own.
     Raises UsageError for an unknown preset or an option out of its range.
     """
     if preset not in PRESETS:
@@ -148,7 +83,7 @@ def synthesise(
         seed=seed,
         rate_per_s=chosen.rate_per_s if rate_per_s is None else rate_per_s,
         arrivals=chosen.arrivals if arrivals is None else arrivals,
-        cv=(1.0 if arrivals == "poisson" else chosen.cv) if cv is None else cv,
+        cv=_variation(chosen, arrivals) if cv is None else cv,
         scale=scale,
         max_context=round(longest) if isfinite(longest) else 0,
         think_scale=think_scale,
@@ -169,6 +104,13 @@ def synthesise(
     return trace_from_rows(rows, meta)
 
 
+def _variation(preset: Preset, arrivals: str | None) -> float:
+    """The coefficient of variation where the caller names none."""
+    if arrivals == "poisson":
+        return 1.0
+    return _BURSTY_CV if arrivals == "bursty" and preset.cv <= 1.0 else preset.cv
+
+
 def _check(options: SynthOptions) -> None:
     rules = (
         (1 <= options.requests <= 10_000_000, "requests", "between 1 and 10,000,000"),
@@ -179,7 +121,9 @@ def _check(options: SynthOptions) -> None:
         (0.01 <= options.scale <= 1_000.0, "scale", "between 0.01 and 1,000"),
         (0.0 <= options.think_scale <= 1_000.0, "think_scale", "between 0 and 1,000"),
         (32 <= options.max_context <= MAX_SEQUENCE_TOKENS, "max_context", f"between 32 and {MAX_SEQUENCE_TOKENS:,}"),
-        (options.arrivals == "gamma" or options.cv == 1.0, "cv", "1 for poisson arrivals; for another use gamma"),
+        (options.arrivals != "poisson" or options.cv == 1.0, "cv", "1 for poisson arrivals; for another use gamma"),
+        (options.arrivals != "weibull" or 0.05 <= options.cv <= 15.0, "cv", "between 0.05 and 15 for weibull arrivals"),
+        (options.arrivals != "bursty" or options.cv > 1.0, "cv", "above 1 for bursty arrivals"),
     )
     for holds, name, wanted in rules:
         if not holds:
@@ -212,7 +156,7 @@ def _length(draw: Draw, span: Span, scale: float, before: int = 0) -> int:
 def _session(preset: Preset, options: SynthOptions, draw: Draw, session: int, streams: list[int]) -> list[_Turn]:
     shared_id: int | None = None
     if streams and draw.unit() >= preset.unshared_share:
-        shared_id = draw.below(len(streams))
+        shared_id = draw.below(len(streams)) if not preset.popularity else _popular(draw, preset)
     shared = 0 if shared_id is None else min(streams[shared_id], _fit(options.max_context // 2))
     turns: list[_Turn] = []
     prefix, think_us = 0, 0
@@ -231,6 +175,16 @@ def _session(preset: Preset, options: SynthOptions, draw: Draw, session: int, st
         prefix, think_us = prompt + output, round(draw.between(preset.think_ms) * 1_000 * options.think_scale)
 
 
+def _popular(draw: Draw, preset: Preset) -> int:
+    weights = [(stream + 1) ** -preset.popularity for stream in range(preset.shared_streams)]
+    left = draw.unit() * sum(weights)
+    for stream, weight in enumerate(weights):
+        left -= weight
+        if left < 0:
+            return stream
+    return preset.shared_streams - 1
+
+
 def _fit(tokens: int) -> int:
     """`tokens`, or a little less where it would fill whole pages."""
     return tokens if tokens % _COMMON_DIVISOR else tokens - 3
@@ -240,10 +194,11 @@ def _session_arrivals(options: SynthOptions, sessions: int) -> list[int]:
     """Arrival of each session in us, the first at 0, at a rate that makes `rate_per_s` requests."""
     draw = Draw(options.seed, 1)
     mean_us = options.requests / options.rate_per_s / sessions * 1e6
+    gaps = Gaps(draw, options.arrivals, options.cv)
     at = 0.0
     arrivals = [0]
     for _ in range(sessions - 1):
-        at += draw.gap(options.arrivals, options.cv) * mean_us
+        at += gaps.next() * mean_us
         arrivals.append(int(at))
     return arrivals
 

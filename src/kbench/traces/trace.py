@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
-from kbench.traces.columns import COLUMNS, Floats, Int64s, Ints, Lists, canonical_bytes, column_of
+from kbench.traces.columns import COLUMNS, Floats, Int64s, Ints, Lists, canonical_parts, column_of
 
 TRACE_VERSION = "1"
 BLOCK_ID_SEMANTICS = "chain: an id names the whole prefix up to the end of its block; full blocks only"
@@ -123,9 +123,10 @@ class Trace:
             digest.update(f" block_tokens={self.meta.block_tokens}".encode())
         for spec in COLUMNS:
             # A column that says nothing is left out, so that a later optional column changes no existing hash.
-            if data := canonical_bytes(getattr(self, spec.name)):
-                digest.update(f"\n{spec.name} {spec.kind.value} {len(data)}\n".encode())
-                digest.update(data)
+            if parts := canonical_parts(getattr(self, spec.name)):
+                digest.update(f"\n{spec.name} {spec.kind.value} {sum(map(len, parts))}\n".encode())
+                for part in parts:
+                    digest.update(part)
         return digest.hexdigest()
 
 

@@ -6,7 +6,9 @@ when it is used. Importers know formats; what makes a trace valid is `integrity`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +40,14 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
         for importer in (
             Importer("azure", f"{__name__}.azure", "Azure LLM inference traces 2023 and 2024 (CSV)"),
             Importer("mooncake", f"{__name__}.mooncake", "Mooncake FAST'25 traces (JSONL with 512-token prefix ids)"),
+            Importer(
+                "qwen-bailian", f"{__name__}.qwen_bailian", "Qwen-Bailian traces (JSONL with 16-token ids, turns)"
+            ),
+            Importer("burstgpt", f"{__name__}.burstgpt", "BurstGPT (CSV, whole seconds)"),
+            Importer("servegen", f"{__name__}.servegen", "ServeGen clients (a folder); requests are drawn, seeded"),
+            Importer("tracelab", f"{__name__}.tracelab", "TraceLab sessions (replay CSV, or round trace JSONL)"),
+            Importer("otel", f"{__name__}.otel", "OpenTelemetry spans of model calls (JSON, OTLP JSON, JSONL)"),
+            Importer("jsonl", f"{__name__}.jsonl", "your own: JSONL with the columns of kbench's schema"),
         )
     }
 )
@@ -52,8 +62,21 @@ def import_trace(name: str, source: Path, options: ImportOptions | None = None) 
     importer = IMPORTERS.get(name)
     if importer is None:
         raise UsageError(f"unknown trace format {name!r}", remedy=f"one of {', '.join(IMPORTERS)}")
-    if not source.is_file():
-        raise TraceError(
-            "no such file", file=str(source), remedy="see `kbench trace import --help` for where to get it"
-        )
-    return importer.load()(source, options or ImportOptions())
+    if not source.exists():
+        raise TraceError("no such file", file=str(source), remedy="docs/traces.md says where published traces are")
+    if not source.is_file() and not (name == "servegen" and source.is_dir()):
+        raise TraceError("not a file", file=str(source), remedy="name the file itself; only servegen reads folders")
+    with _no_garbage_collection():
+        return importer.load()(source, options or ImportOptions())
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Rows hold no cycles; looking for some among millions of them takes longer than reading them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
