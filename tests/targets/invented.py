@@ -29,8 +29,8 @@ def engine(page_size: int = 4, pages: int = 64, budget: int = 64, seqs: int = 8,
     return EngineConfig(page_size, pages, budget, seqs, **more)
 
 
-def trace(*rows: RequestRow) -> Trace:
-    return trace_from_rows(rows, TraceMeta(source="test", importer="test"))
+def trace(*rows: RequestRow, block_tokens: int | None = None) -> Trace:
+    return trace_from_rows(rows, TraceMeta(source="test", importer="test", block_tokens=block_tokens))
 
 
 def root(session: int, arrival_us: int, prompt: int, output: int, **more: Any) -> RequestRow:

@@ -38,10 +38,10 @@ def test_one_request_by_hand() -> None:
     result = replay_virtual(trace(root(0, 500, 100, 3)), engine(), COSTS)
     # 64 + 36 prompt tokens, then two decodes: 1 ms a step and 10 µs a token.
     assert times(result, 0) == near(500, 500, 500 + 1_640 + 1_360, 500 + 3_000 + 2 * 1_010)
-    assert result.steps["prefill_tokens"] == [64, 36, 0, 0]
-    assert result.steps["decode_context_tokens"] == [0, 0, 101, 102]
-    assert result.steps["in_use_pages"] == [16, 25, 26, 26]
-    assert result.steps["used_tokens"] == [64, 100, 101, 102]
+    assert list(result.steps["prefill_tokens"]) == [64, 36, 0, 0]
+    assert list(result.steps["decode_context_tokens"]) == [0, 0, 101, 102]
+    assert list(result.steps["in_use_pages"]) == [16, 25, 26, 26]
+    assert list(result.steps["used_tokens"]) == [64, 100, 101, 102]
     assert tuple(result.steps) == STEP_COLUMNS
     assert (result.mode, result.extrapolated_fraction) == ("virtual", 0.0)
 

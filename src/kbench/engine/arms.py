@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from kbench.catalog import ModelShape, model_shape
+from kbench.catalog import ModelShape, Resolved, model_shape
 from kbench.engine.checkpoint import checkpoint_shape, load_checkpoint
 from kbench.engine.kv import torch_dtype
 from kbench.engine.model import Decoder, seeded_weights
@@ -17,6 +17,9 @@ from kbench.errors import UsageError
 from kbench.kernels.registry import is_plugin
 from kbench.selection import Query, SelectionRecord, resolve
 from kbench.suite.schema import Arm
+
+FOREIGN = ("window", "softcap", "sinks", "latent", "shared_experts")
+"""Parts of a model that the kernels know and the embedded engine does not."""
 
 
 def arm_shape(arm: Arm) -> ModelShape:
@@ -39,6 +42,12 @@ def arm_shape(arm: Arm) -> ModelShape:
 def load_decoder(arm: Arm, device: torch.device, *, max_positions: int) -> Decoder:
     """Weights on the device: from the checkpoint, or seeded (the same for every page size, layout and kernel)."""
     shape = arm_shape(arm)
+    foreign = [name for name in FOREIGN if getattr(shape, name)]
+    if foreign:
+        raise UsageError(
+            f"the embedded engine does not run {shape.name}: it has {', '.join(foreign)}",
+            remedy="measure its kernels at level 1, or name another model",
+        )
     dtype = torch_dtype(arm.model.dtype)
     if arm.model.checkpoint is not None:
         weights = load_checkpoint(_folder(arm), dtype, device)[1]
@@ -71,6 +80,25 @@ def attention_query(arm: Arm, shape: ModelShape, phase: str, device: str) -> Que
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         graph=arm.engine.graph == "graph",
+    )
+
+
+def operation_query(arm: Arm, shape: Resolved, device: str) -> Query:
+    """What a kernel case of the arm asks for; attributes of attention are features that an implementation declares."""
+    axes = shape.axes
+    features = tuple(name for name in ("window", "softcap", "sinks", "lse") if axes.get(name))
+    return Query(
+        op=shape.op,
+        device=device,
+        dtype=arm.model.dtype,
+        page_size=arm.page_size,
+        layout=arm.layout,
+        q_heads=int(axes.get("q_heads", axes.get("kv_heads", 1))),  # a cache alone has no query heads
+        kv_heads=int(axes.get("kv_heads", 1)),
+        head_dim=int(axes.get("head_dim", 0)),
+        graph=False,
+        mask=str(axes.get("mask", "causal")),
+        features=features,
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kbench.engine.core import Request
 from kbench.errors import MeasurementError
@@ -26,8 +26,47 @@ _NO_KEY = object()
 class Match(NamedTuple):
     """Leading pages of a request that are cached; `evictable` of them are held by nobody at the moment."""
 
-    pages: list[int]
+    pages: Sequence[int]
     evictable: int
+
+
+class Pool(Protocol):
+    """What the scheduler asks of a pool. Its pages are in one of three states; together they are all `pages`."""
+
+    pages: int
+    evictions: int
+    evictable: int
+
+    @property
+    def blank(self) -> int: ...
+
+    @property
+    def free(self) -> int:
+        """Pages that can be given out now: blank and evictable ones."""
+        ...
+
+    @property
+    def in_use(self) -> int: ...
+
+    def allocate(self, count: int) -> Sequence[int]:
+        """`count` pages that nobody holds, held once from now on. Evicts where blank pages run out."""
+        ...
+
+    def match(self, request: Request, limit: int) -> Match:
+        """The longest run of cached pages at the start of the request, at most `limit`; takes none of them."""
+        ...
+
+    def admit(self, request: Request, hits: Sequence[int], missing: int) -> None:
+        """Give a request that holds nothing the pages of its `match`, and `missing` more."""
+        ...
+
+    def publish(self, request: Request, start: int, stop: int) -> None:
+        """Make pages `start` to `stop` - 1 of the request known."""
+        ...
+
+    def drop(self, request: Request) -> None:
+        """The request holds nothing any more. The last pages of its prefix become the first to be evicted."""
+        ...
 
 
 class BlockPool:
@@ -142,6 +181,16 @@ class BlockPool:
             else:
                 more[page] -= 1
         return alone
+
+    def admit(self, request: Request, hits: Sequence[int], missing: int) -> None:
+        """Give a request that holds nothing the pages of its `match`, and `missing` more."""
+        self.touch(hits)
+        request.pages = [*hits, *self.allocate(missing)]
+
+    def drop(self, request: Request) -> None:
+        """The request holds nothing any more."""
+        self.release(request.pages)
+        request.pages = []
 
     def touch(self, pages: Sequence[int]) -> None:
         """One holder more for each cached page."""

@@ -6,13 +6,17 @@ is found, and holds no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from kbench.errors import UsageError
 from kbench.suite.schema import Arm
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 NULL_PAGE = 0
 """Never allocated; unused block table entries point at it."""
@@ -106,6 +110,35 @@ class ExactContent:
         return self.keys[start:stop]
 
 
+class NumberedContent(ExactContent):
+    """Exact content whose keys are small whole numbers, in an array: what `engine.number_pool` works with.
+
+    `own_output` says that the pages which end in the request's output have keys that no request uses beside it: only
+    itself, and those that begin after it ended.
+    """
+
+    __slots__ = ("_count", "numbers", "own_output")
+
+    numbers: NDArray[np.int64]
+    """Keys of all full pages of prompt and output, the first page first; counted when first asked for."""
+
+    def __init__(self, count: Callable[[], NDArray[np.int64]], *, own_output: bool) -> None:
+        super().__init__(self._listed)
+        self._count = count
+        self.own_output = own_output
+
+    def __getattr__(self, name: str) -> NDArray[np.int64]:
+        # Called for a slot that is empty: later reads cost no call, and there are millions.
+        if name != "numbers":
+            raise AttributeError(name)
+        self.numbers = self._count()
+        return self.numbers
+
+    def _listed(self) -> Sequence[Hashable]:
+        listed: list[int] = self.numbers.tolist()
+        return listed
+
+
 class RequestStatus(StrEnum):
     """Where a request is in the engine."""
 
@@ -157,7 +190,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.computed_tokens = 0
         self.output_tokens = 0
-        self.pages: list[int] = []
+        self.pages: MutableSequence[int] = []
         self.cached_pages = 0
         self.hit_tokens = 0
         self.rehit_tokens = 0

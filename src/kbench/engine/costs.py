@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from kbench.catalog import parse_point
-from kbench.engine.step_model import AXES, FOLDS, LEAST_POINTS, MeasuredRange, StepShape, fit_model, folds_of
+from kbench.engine.step_model import (
+    AXES,
+    FOLDS,
+    LEAST_POINTS,
+    MeasuredRange,
+    StepModel,
+    StepShape,
+    fit_model,
+    folds_of,
+)
 from kbench.errors import EvidenceError, UsageError
 
 __all__ = [
@@ -76,6 +85,23 @@ class CostTable:
                 remedy=f"measure {LEAST_POINTS} or more; kbench step measures its default grid by itself",
             )
         return cls(kept, {shape: float(statistics.median(times)) for shape, times in measured.items()})
+
+    @property
+    def model(self) -> StepModel:
+        return self._model
+
+    @property
+    def reach(self) -> MeasuredRange:
+        """What was measured: `extrapolated` is everything else."""
+        return self._range
+
+    def residuals(self) -> tuple[float, ...]:
+        """Measured over the median time of its point, for every repeated row: how much the same step varies."""
+        found = []
+        for row in self.rows:
+            time = self._times[StepShape.of_point(parse_point(str(row["point"])))]
+            found.append(float(row["wall_ns"]) / time)
+        return tuple(sorted(found)) if len(found) > len(self._times) else ()
 
     def step_ns(self, shape: StepShape) -> int:
         """Modelled wall time of a step, in whole nanoseconds, at least 1."""

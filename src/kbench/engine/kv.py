@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kbench.catalog import ModelShape
 from kbench.errors import UsageError
-from kbench.ops.attention import Layout, PagedKV
+from kbench.ops.attention import PagedKV
+from kbench.ops.base import Layout
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kbench.engine.blocks import BlockPool
+from kbench.engine.blocks import BlockPool, Pool
 from kbench.engine.core import EngineConfig, Request, RequestStatus, Scheduled, StepPlan
 
 
@@ -41,9 +42,9 @@ class Counters:
 class Scheduler:
     """First come, first served, preemption by recompute. Not safe to `schedule` twice without `commit`."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, pool: Pool | None = None) -> None:
         self.config = config
-        self.pool = BlockPool(config.pages)
+        self.pool = BlockPool(config.pages) if pool is None else pool
         self.counters = Counters()
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
@@ -96,9 +97,8 @@ class Scheduler:
         preempted: list[Request] = []
         budget = self._continue_running(scheduled, preempted)
         if budget and self.waiting and not preempted:
-            self._admit(scheduled, budget)
-        rejected, self._rejected = tuple(self._rejected), []
-        return StepPlan(tuple(scheduled), tuple(preempted), rejected)
+            self.admit(scheduled, budget)
+        return StepPlan(tuple(scheduled), tuple(preempted), self.take_rejected())
 
     def _continue_running(self, scheduled: list[Scheduled], preempted: list[Request]) -> int:
         """Give every running request its tokens while the budget lasts; what is left of the budget."""
@@ -127,13 +127,14 @@ class Scheduler:
         """Preempt from the end of the running ones until `missing` pages are free; False: the request went itself."""
         while self.pool.free < missing:
             victim = self.running.pop()
-            self._preempt(victim)
+            self.preempt(victim)
             preempted.append(victim)
             if victim is request:
                 return False
         return True
 
-    def _preempt(self, victim: Request) -> None:
+    def preempt(self, victim: Request) -> None:
+        """Put a request that was just taken out of the running ones back in front of the waiting ones."""
         self._release(victim)
         victim.recompute_until = max(victim.recompute_until, victim.computed_tokens)
         victim.computed_tokens = 0
@@ -142,14 +143,14 @@ class Scheduler:
         self.waiting.appendleft(victim)
         self.counters.preemptions += 1
 
-    def _admit(self, scheduled: list[Scheduled], budget: int) -> None:
-        """Start waiting requests in order until one does not fit: nobody overtakes."""
+    def admit(self, scheduled: list[Scheduled], budget: int) -> int:
+        """Start waiting requests in order until one does not fit: nobody overtakes. Cached pages of that one, or 0."""
         waiting, running, pool = self.waiting, self.running, self.pool
         page_size = self.config.page_size
         while waiting and budget and len(running) < self.config.max_seqs:
             request = waiting[0]
             total = request.total_tokens
-            hits: list[int] = []
+            hits: Sequence[int] = ()
             evictable = 0
             if self.config.prefix_caching:
                 # The last token is always computed: its logits are the answer.
@@ -158,7 +159,7 @@ class Scheduler:
             query = total - cached
             if query > budget:
                 if not self.config.chunked_prefill and total <= self.config.max_batched_tokens:
-                    break
+                    return len(hits)
                 # Without chunking only a resumed request that outgrew the budget comes here: it could never run else.
                 query = budget
             kv = cached + query
@@ -166,13 +167,13 @@ class Scheduler:
             # An idle engine ignores the reserve: a request larger than the rest would wait for ever.
             reserve = self._reserve if running else 0
             if missing + evictable + reserve > pool.free:
-                break
+                return len(hits)
             waiting.popleft()
-            pool.touch(hits)
-            request.pages = hits + pool.allocate(missing)
+            pool.admit(request, hits, missing)
             self._start(request, cached, len(hits), total)
             scheduled.append(Scheduled(request, query, kv, kv == total))
             budget -= query
+        return 0
 
     def _start(self, request: Request, cached: int, cached_pages: int, total: int) -> None:
         request.status = RequestStatus.RUNNING
@@ -194,24 +195,14 @@ class Scheduler:
         Where tokens are real, the content must know the sampled ones before this call: pages that they complete are
         published in later steps, once their KV is computed.
         """
-        page_size, caching = self.config.page_size, self.config.prefix_caching
         finished: list[Request] = []
         computed = 0
         for request, query, kv, samples in plan.scheduled:
             if request.status is not RequestStatus.RUNNING:
                 continue  # aborted while the step ran
             computed += query
-            before = kv - query
             request.computed_tokens = kv
-            if before < request.recompute_until:
-                again = min(kv, request.recompute_until) - before
-                request.recomputed_tokens += again
-                self.counters.recomputed_tokens += again
-            full = kv // page_size
-            if full > request.cached_pages:
-                if caching:
-                    self.pool.publish(request, request.cached_pages, full)
-                request.cached_pages = full
+            self.account(request, kv - query)
             if samples:
                 request.output_tokens += 1
                 if request.output_tokens >= request.max_output_tokens:
@@ -227,7 +218,31 @@ class Scheduler:
         counters.finished += len(finished)
         return tuple(finished)
 
+    def account(self, request: Request, before: int) -> None:
+        """What it means that a request has more computed tokens than `before`: recomputed ones, and full pages."""
+        computed = request.computed_tokens
+        if before < request.recompute_until:
+            again = min(computed, request.recompute_until) - before
+            request.recomputed_tokens += again
+            self.counters.recomputed_tokens += again
+        full = computed // self.config.page_size
+        if full > request.cached_pages:
+            if self.config.prefix_caching:
+                self.pool.publish(request, request.cached_pages, full)
+            request.cached_pages = full
+
+    def end(self, request: Request) -> None:
+        """Let go of a running request that has all its tokens; `commit` does it by itself."""
+        request.status = RequestStatus.FINISHED
+        self.running.remove(request)
+        self._release(request)
+        self.counters.finished += 1
+
+    def take_rejected(self) -> tuple[Request, ...]:
+        """Requests that can never fit, each listed once: here, or in a plan."""
+        rejected, self._rejected = tuple(self._rejected), []
+        return rejected
+
     def _release(self, request: Request) -> None:
-        self.pool.release(request.pages)
-        request.pages = []
+        self.pool.drop(request)
         request.cached_pages = 0

@@ -96,6 +96,23 @@ class Line:
         left = right - 1
         return values[left] + (values[right] - values[left]) * (x - xs[left]) / (xs[right] - xs[left])
 
+    def piece(self, x: float) -> tuple[float, float, float, float, float]:
+        """(value, rise, start, width, end) of the piece that holds x: `value + rise * (x - start) / width`, up to end.
+
+        The same operations as in `at`, so the same float to the last bit.
+        """
+        xs, values = self.xs, self.values
+        right = bisect_left(xs, x)
+        if right == 0:
+            return values[0], 0.0, 0.0, 1.0, xs[0]
+        left = right - 1
+        if right == len(xs):
+            return values[left], 0.0, 0.0, 1.0, math.inf
+        return values[left], values[right] - values[left], xs[left], xs[right] - xs[left], xs[right]
+
+
+_FLAT = Line((0.0,), (1.0,))
+
 
 class Surface:
     """Lines in y, one a measured x, and linear between neighbouring lines. 1.0 everywhere without measurements."""
@@ -108,17 +125,23 @@ class Surface:
         self._lines = tuple(Line(tuple(y for y, _ in row), tuple(v for _, v in row)) for row in rows.values())
 
     def at(self, x: float, y: float) -> float:
+        low, high, distance, width = self.lines(x)
+        if low is high:
+            return low.at(y)
+        below = low.at(y)
+        return below + (high.at(y) - below) * distance / width
+
+    def lines(self, x: float) -> tuple[Line, Line, float, float]:
+        """(low, high, distance, width): at x it is `low + (high - low) * distance / width`, for every y."""
         xs, lines = self._xs, self._lines
         if not xs:
-            return 1.0
+            return _FLAT, _FLAT, 0.0, 1.0
         right = bisect_left(xs, x)
         if right == len(xs):
-            return lines[-1].at(y)
-        high = lines[right].at(y)
+            return lines[-1], lines[-1], 0.0, 1.0
         if right == 0 or xs[right] == x:
-            return high
-        low = lines[right - 1].at(y)
-        return low + (high - low) * (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+            return lines[right], lines[right], 0.0, 1.0
+        return lines[right - 1], lines[right], x - xs[right - 1], xs[right] - xs[right - 1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from kbench.errors import UsageError
-from kbench.traces.content import Owners, owners
+from kbench.traces.columns import Int64s
+from kbench.traces.content import PAGE_BITS, Owners, owners
 from kbench.traces.trace import Trace
 
 RequestStatus = Literal["finished", "rejected", "unfinished", "failed", "cancelled", "not_sent"]
@@ -72,7 +75,7 @@ class ReplayResult:
 
     mode: Mode
     requests: tuple[RequestResult, ...]
-    steps: dict[str, list[float]]
+    steps: Mapping[str, Sequence[float]]
     page_size: int
     pages: int
     extrapolated_fraction: float = 0.0
@@ -137,31 +140,33 @@ def planned_hits(trace: Trace, page_size: int, *, who: Owners | None = None) -> 
     is computed for its logits. An owner's tokens are always taken from their beginning, so the furthest page known of
     each owner says which are known.
     """
-    ranges_of = owners(trace) if who is None else who
-    known: dict[int, int] = {}
-    found = []
-    for request in range(len(trace)):
-        length = int(trace.input_tokens[request])
-        stop = length + int(trace.output_tokens[request]) - 1  # the last token is never computed
-        limit = (length - 1) // page_size
-        hits, hitting = 0, True
-        spans = _page_spans(ranges_of.of(request), stop, page_size)
-        for owner, end in spans:
-            if hitting:
-                reach = min(end, known.get(owner, 0), limit)
-                hits = max(hits, reach)
-                hitting = reach == end
-            if end > known.get(owner, 0):
-                known[owner] = end
-        found.append(hits * page_size)
+    ranges = owners(trace) if who is None else who
+    request = np.repeat(np.arange(len(trace)), np.diff(ranges.offsets))
+    ends = np.append(ranges.starts[1:], 0)
+    ends[ranges.offsets[1:] - 1] = trace.input_tokens + trace.output_tokens - 1  # the last token is never computed
+    ends //= page_size
+    # Only ranges with the last token of a page in them decide about pages.
+    kept = ends > ranges.starts // page_size
+    request, owner, end = request[kept], ranges.owners[kept], ends[kept]
+    known = _largest_before(owner, end)
+    reach = np.minimum(np.minimum(end, known), ((trace.input_tokens - 1) // page_size)[request])
+    missed = (reach < end).astype(np.int64)
+    before = np.cumsum(missed) - missed
+    first = np.searchsorted(request, request)  # the first range of the same request
+    hitting = before == before[first]
+    hits = np.zeros(len(trace), np.int64)
+    np.maximum.at(hits, request[hitting], reach[hitting])
+    found: list[int] = (hits * page_size).tolist()
     return found
 
 
-def _page_spans(ranges: Sequence[tuple[int, int]], stop: int, page_size: int) -> list[tuple[int, int]]:
-    """`(owner, page after the last)` of the full pages whose last token each owner has."""
-    spans = []
-    for index, (start, owner) in enumerate(ranges):
-        end = ranges[index + 1][0] if index + 1 < len(ranges) else stop
-        if end // page_size > start // page_size:
-            spans.append((owner, end // page_size))
-    return spans
+def _largest_before(owner: Int64s, end: Int64s) -> Int64s:
+    """For each entry the largest `end` among earlier entries of its owner, 0 where there is none."""
+    order = np.argsort(owner, kind="stable")
+    group = np.cumsum(np.diff(owner[order], prepend=-1) != 0)
+    # Owners in turn, each in a range of its own: the running maximum never looks back past the first of an owner.
+    lifted = np.maximum.accumulate((group << PAGE_BITS + 1) + end[order])
+    before = np.append(0, lifted[:-1]) - (group << PAGE_BITS + 1)
+    largest = np.empty_like(end)
+    largest[order] = np.maximum(before, 0)
+    return largest
