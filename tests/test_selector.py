@@ -361,3 +361,42 @@ def test_the_documented_engine_runs(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "attention: candidate (regime long: enable)"
     assert said[1].startswith("attention: baseline (not a valid selector: it was altered")
+
+
+@pytest.mark.parametrize(
+    ("stated", "given", "held"),
+    [
+        ("570.1", "570.1", True),
+        ("570.1", "570.10", False),
+        (">=570", "570", True),
+        (">=570", "569.99", False),
+        (">=570,<600", "580.159.04", True),
+        (">=570,<600", "600", False),
+        (">=570,<600", "600.0.0", False),
+        (">570.1", "570.1.0", False),
+        ("==2.13", "2.13.0+cu130", True),
+        ("<=2.13.1", "2.13.1", True),
+        (">=2.9", "2.10.0", True),
+        (">=2.9", "2.10.0rc1", False),
+        (">=2.9", "", False),
+        (">=2.9", "latest", False),
+        (">=2.9", 3, False),
+        (">=2.9", ">=2.9", False),
+        ("kbench@>=0.1,<0.2", "kbench@0.1.7", True),
+        ("kbench@>=0.1,<0.2", "kbench@0.2.0", False),
+        ("kbench@>=0.1,<0.2", "vllm@0.1.7", False),
+        ("NVIDIA H200*", "NVIDIA H200 NVL", True),
+        ("NVIDIA H200*", "NVIDIA H100", False),
+    ],
+)
+def test_a_range_holds_for_what_lies_in_it_and_nothing_else(stated: str, given: Any, held: bool) -> None:
+    assert selector.holds(stated, given) is held
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=3), st.lists(st.integers(0, 999), min_size=1, max_size=3))
+def test_ranges_of_versions_agree_with_packaging(a: list[int], b: list[int]) -> None:
+    from packaging.specifiers import SpecifierSet
+
+    found, limit = (".".join(map(str, numbers)) for numbers in (a, b))
+    for sign in (">=", "<=", "==", ">", "<"):
+        assert selector.holds(sign + limit, found) is (found in SpecifierSet(sign + limit))

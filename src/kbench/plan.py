@@ -17,8 +17,10 @@ from kbench.catalog import Case
 from kbench.errors import UsageError
 from kbench.hashing import sha256_of, sha256_of_file
 from kbench.suite import Arm, LoadedSuite
-from kbench.suite.plugins import is_plugin
+from kbench.suite.plugins import is_plugin, plugin_hash
+from kbench.suite.recorded import file_of
 from kbench.suite.schema import ModelSettings
+from kbench.suite.shapes import FILES
 
 RULE_VERSION = 1
 """Counts the meanings of a rule: raised when the same samples could lead to another verdict."""
@@ -113,9 +115,9 @@ def _cases(loaded: LoadedSuite) -> tuple[Case, ...]:
     if suite.kernel:
         for op in suite.kernel.ops:
             for text in suite.kernel.points:
-                point = catalog.parse_point(text)
-                if catalog.op_applies(op, point):
-                    cases.append(Case("kernel", op, label, str(point)))
+                shape = catalog.parse_shape(text)
+                if catalog.op_applies(op, shape):
+                    cases.append(Case("kernel", op, label, str(shape)))
     if suite.step:
         cases += [Case("step", "step", label, str(catalog.parse_point(text))) for text in suite.step.points]
     if suite.workload:
@@ -130,6 +132,16 @@ def _declaration(loaded: LoadedSuite) -> dict[str, Any]:
     that changes its meaning raises RULE_VERSION.
     """
     declared = loaded.suite.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    kernel = declared.get("kernel") or {}
+    for key in set(FILES) & set(kernel):
+        kernel[key] = sha256_of_file(file_of(kernel[key], loaded.root))
+    measure = declared.get("measure") or {}
+    if "tuning_cache" in measure:
+        # Under `build` the cache is an input; under the other policies the run itself fills it.
+        entries = (
+            sorted((loaded.root / measure["tuning_cache"]).glob("*.json")) if measure.get("tuning") == "build" else []
+        )
+        measure["tuning_cache"] = {file.name: sha256_of_file(file) for file in entries}
     workload = declared.get("workload")
     if workload:
         for key in {"traces", "costs"} & set(workload):
@@ -142,6 +154,8 @@ def _identity(arm: Arm) -> str:
     parts: dict[str, Any] = {"kbench": __version__}
     for phase, reference in (("prefill", arm.prefill), ("decode", arm.decode)):
         parts[phase] = {"name": reference, "sha256": _source_hash(reference, Path(arm.root))}
+    for op, reference in sorted(arm.kernels.items()):
+        parts[op] = {"name": reference, "sha256": _source_hash(reference, Path(arm.root))}
     if arm.model.checkpoint is not None:
         parts["checkpoint"] = _checkpoint_hash(Path(arm.root) / arm.model.checkpoint)
     return sha256_of(parts)
@@ -149,8 +163,11 @@ def _identity(arm: Arm) -> str:
 
 def _source_hash(reference: str, root: Path) -> str:
     if is_plugin(reference):
-        return sha256_of_file(root / reference.rpartition(":")[0])
-    module = catalog.implementation(reference).entry.partition(":")[0]
+        return plugin_hash(reference, root)
+    known = catalog.implementation(reference)
+    if known.installed:
+        return plugin_hash(known.entry, root)
+    module = known.entry.partition(":")[0]
     package, _, rest = module.partition(".")
     if package != "kbench":
         return module

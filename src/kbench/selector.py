@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 SCHEMA = "kbench.selector/1"
@@ -46,6 +46,9 @@ _KEYS = frozenset(
 _ENTRY_KEYS = frozenset({"regime", "when", "trace_class", "use", "verdict", "note", "evidence", "est"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _KEY = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_LIMIT = r"(?:>=|<=|==|>|<)\d{1,9}(?:\.\d{1,9})*"
+_RANGE = re.compile(rf"(?P<prefix>[a-z]+@)?(?P<limits>{_LIMIT}(?:,{_LIMIT})*)")
+_VERSION = re.compile(r"(\d{1,9}(?:\.\d{1,9})*)(?:\+[A-Za-z0-9.]+)?")
 _LARGEST_BYTES = 8 * 2**20
 
 
@@ -143,8 +146,9 @@ class Selector:
         """Baseline or candidate here and now.
 
         Features: every key of `valid_for` and a `PHASE_backend` for every phase of `assert_backend` (text, compared
-        exactly); `trace_class`, `phase` ("decode", "prefill" or "mixed"), `context` and `batch` (int). Further known
-        features may be given and are ignored. Never raises for what it is given.
+        exactly, or with the range that stands there); `trace_class`, `phase` ("decode", "prefill" or "mixed"),
+        `context` and `batch` (int). Further known features may be given and are ignored. Never raises for what it is
+        given.
         """
         if self.closed:
             return Choice(BASELINE, self.closed)
@@ -181,8 +185,9 @@ class Selector:
     def _mismatch(self, given: Mapping[str, object]) -> Choice | None:
         """Whether this is what was measured."""
         for name, measured in self._measured.items():
-            if given[name] != measured:
-                reason = f"{name} is {_shown(given[name])}, and {_shown(measured)} was measured"
+            if not holds(measured, given[name]):
+                verb = "is what it is valid for" if is_range(measured) else "was measured"
+                reason = f"{name} is {_shown(given[name])}, and {_shown(measured)} {verb}"
                 return Choice(BASELINE, reason, reject=self.on_mismatch == "reject")
         return None
 
@@ -225,6 +230,50 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     content = {name: value for name, value in document.items() if name != "sha256"}
     spelled = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return {**content, "sha256": hashlib.sha256(spelled.encode("ascii")).hexdigest()}
+
+
+def is_range(value: str) -> bool:
+    """Whether a value of `valid_for` names several: `>=570,<600`, `kbench@>=0.1`, `NVIDIA H200*`."""
+    return value.endswith("*") or _bounds(value) is not None
+
+
+def holds(value: str, given: object) -> bool:
+    """Whether what is `given` is the value, or lies in its range. What cannot be compared does not."""
+    if not isinstance(given, str):
+        return False
+    bounds = _bounds(value)
+    if bounds is not None:
+        prefix, limits = bounds
+        found = _version(given[len(prefix) :]) if given.startswith(prefix) else None
+        return found is not None and all(_compares(found, sign, limit) for sign, limit in limits)
+    if value.endswith("*"):
+        return given.startswith(value[:-1])
+    return given == value
+
+
+@lru_cache(maxsize=64)
+def _bounds(value: str) -> tuple[str, list[tuple[str, tuple[int, ...]]]] | None:
+    """Prefix and limits of a range of versions, None for any other text."""
+    matched = _RANGE.fullmatch(value)
+    if matched is None:
+        return None
+    limits = []
+    for part in matched["limits"].split(","):
+        sign, text = (part[:2], part[2:]) if part[1] == "=" else (part[:1], part[1:])
+        limits.append((sign, tuple(int(digits) for digits in text.split("."))))
+    return matched["prefix"] or "", limits
+
+
+def _version(text: str) -> tuple[int, ...] | None:
+    """The numbers of a plain version, its local part after + left out. A pre-release is no version to rely on."""
+    matched = _VERSION.fullmatch(text)
+    return tuple(int(digits) for digits in matched[1].split(".")) if matched else None
+
+
+def _compares(found: tuple[int, ...], sign: str, limit: tuple[int, ...]) -> bool:
+    length = max(len(found), len(limit))
+    a, b = (numbers + (0,) * (length - len(numbers)) for numbers in (found, limit))
+    return {">=": a >= b, "<=": a <= b, "==": a == b, ">": a > b, "<": a < b}[sign]
 
 
 class _InvalidError(ValueError):

@@ -207,3 +207,40 @@ def test_writing_is_atomic_and_says_what_failed(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == document
     with pytest.raises(MeasurementError, match="cannot write the selector"):
         write_selector(document, path / "selector.json")
+
+
+VALID = """[rule.validity]
+gpu = "NVIDIA H200*"
+driver = ">=570,<600"
+torch = ">=2.13,<3"
+kbench = ">=0.1,<0.2"
+"""
+
+
+@pytest.mark.parametrize(
+    ("features", "use"),
+    [
+        ({}, CANDIDATE),
+        ({"gpu": "NVIDIA H200 NVL", "driver": "599.9", "torch": "2.14.1+cu140", "engine": "kbench@0.1.9"}, CANDIDATE),
+        ({"driver": "600.0"}, BASELINE),
+        ({"torch": "3.0"}, BASELINE),
+        ({"engine": "kbench@0.2.0"}, BASELINE),
+        ({"gpu": "NVIDIA H100"}, BASELINE),
+        ({"model": "other"}, BASELINE),
+    ],
+)
+def test_validity_widens_what_was_measured_to_what_the_rule_says(
+    tmp_path: Path, features: dict[str, str], use: str
+) -> None:
+    plan = plan_of(tmp_path, BY_CLASS, shared=True, rule=VALID)
+    choices = loaded(document_of(plan, Verdict.ENABLE), tmp_path)
+    found = choices.choose(**{**HERE, "trace_class": "long", **features})
+    assert found.use == use, found.reason
+
+
+def test_what_was_measured_outside_of_the_stated_validity_enables_nothing(tmp_path: Path) -> None:
+    rule = '[rule.validity]\ndriver = ">=580"\n'
+    plan = plan_of(tmp_path, BY_CLASS, shared=True, rule=rule)
+    [entry] = document_of(plan, Verdict.ENABLE)["entries"]
+    assert entry["use"] == BASELINE
+    assert "driver 570.1 was measured, and rule.validity says >=580" in entry["note"]

@@ -162,7 +162,7 @@ def test_nothing_measured_is_an_empty_document(suite: Suite) -> None:
         strict(view(suite, [run]))
         strict(view(suite, []))
         strict(view(None, [run]))
-    assert kernel_view(suite, [run]) == {"cases": [], "comparisons": []}
+    assert kernel_view(suite, [run]) == {"cases": [], "comparisons": [], "summary": None}
 
 
 def op(name: str, begin: float, end: float, cat: str = "cpu_op") -> dict[str, Any]:

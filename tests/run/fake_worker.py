@@ -5,6 +5,9 @@ garbage. A marker file beside the fault makes it happen once in a test.
 
 KBENCH_FAKE_SPREAD names a folder in which workers count themselves: each session of each arm is then as slow as its
 number says, so that sessions differ (and always in the same way).
+
+KBENCH_FAKE_FACTOR is `VARIANT=FACTOR`: that arm takes so many times as long.
+KBENCH_FAKE_STATUS is `VARIANT=STATUS`: its trials end so when they are prepared.
 """
 
 from __future__ import annotations
@@ -19,17 +22,22 @@ from kbench.protocol import Measurement, Outcome, Reply, Request, Status, decode
 
 
 def spread(name: str) -> float:
-    """1 without KBENCH_FAKE_SPREAD; else a factor of this session of this arm."""
+    """KBENCH_FAKE_FACTOR of this arm, else 1; with KBENCH_FAKE_SPREAD times a factor of this session of this arm."""
+    arm, _, factor = os.environ.get("KBENCH_FAKE_FACTOR", "").partition("=")
+    own = float(factor) if arm == name else 1.0
     folder = os.environ.get("KBENCH_FAKE_SPREAD")
     if not folder:
-        return 1.0
+        return own
     earlier = len(list(Path(folder).glob(f"{name}-*")))
     (Path(folder) / f"{name}-{earlier}").touch()
-    return 1.0 + 0.1 * (earlier * (3 if name == "b" else 2) % 5)
+    return own + 0.1 * (earlier * (3 if name == "b" else 2) % 5)
 
 
-def outcome_of(request: Request, windows: int, factor: float) -> Outcome:
+def outcome_of(request: Request, windows: int, factor: float, name: str) -> Outcome:
     case = str(request.args.get("case", ""))
+    arm, _, status = os.environ.get("KBENCH_FAKE_STATUS", "").partition("=")
+    if request.op == "prepare" and arm == name:
+        return Outcome(Status(status), "the fake was told to")
     if request.op == "prepare" and "1*1@7" in case:
         return Outcome(Status.UNSUPPORTED, "the fake does not do seven")
     if request.op == "window":
@@ -81,7 +89,7 @@ def main() -> None:
             if due:
                 Path(marker).touch()
                 misbehave(fault, replies)
-            replies.write(encode(Reply(request.seq, outcome_of(request, counts.get("window", 0), factor))))
+            replies.write(encode(Reply(request.seq, outcome_of(request, counts.get("window", 0), factor, name))))
             replies.flush()
 
 

@@ -6,13 +6,16 @@ budget      alpha per regime, spent over looks
 cells       which cells a regime needs, and what their trials object to
 timing      kernel and step clauses        workload   clauses over replayed traces
 clauses     all clauses of a regime        decision   verdicts, the cost ladder, integrity
+quick       the cells of a gate            reading    few sessions, read with a noise card
 comparison  kernel ratios                  waterfall  where a step's saving went
+summary     a kernel run, weighed by recorded calls
 """
 
 from kbench.decide.comparison import Comparison, compare, comparisons
-from kbench.decide.decision import decide, level_passes, needs_workload, selection_drift
+from kbench.decide.decision import decide, explain, level_passes, needs_workload, selection_drift
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, Decision, RegimeVerdict, RunCount, Verdict
+from kbench.decide.summary import kernel_summary
 from kbench.decide.waterfall import Waterfall, predict, waterfalls
 
 __all__ = [
@@ -30,6 +33,8 @@ __all__ = [
     "compare",
     "comparisons",
     "decide",
+    "explain",
+    "kernel_summary",
     "level_passes",
     "needs_workload",
     "predict",

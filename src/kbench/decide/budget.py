@@ -61,6 +61,11 @@ class Budget:
         alpha = family / max(regimes, 1)
         return cls(alpha, looks, _nominal(alpha, looks), max(regimes, 1), family)
 
+    def spent(self, sessions: int) -> float:
+        """Error of one regime that the looks so far have spent."""
+        reached = sum(1 for look in self.looks if look <= sessions)
+        return obf_spending(self.regime_alpha, self.looks)[reached - 1].spent if reached else 0.0
+
     def at(self, sessions: int) -> Looked | None:
         """The latest look that `sessions` reach, or None before the first."""
         reached = sum(1 for look in self.looks if look <= sessions)

@@ -7,11 +7,11 @@ and where the suite stops early, so does one that the cost ladder turned away at
 from __future__ import annotations
 
 from kbench.decide.budget import Budget
-from kbench.decide.cells import FAILED, SLICE, ended, timing_cells, trials_of, workload_cells
+from kbench.decide.cells import CORRECT, FAILED, SLICE, ended, timing_cells, trials_of, workload_cells
 from kbench.decide.comparison import compare
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, percent, worst
-from kbench.decide.timing import equivalence_margin, judge_timing
+from kbench.decide.timing import KEEP, equivalence_margin, judge_timing
 from kbench.decide.workload import judge_workload
 from kbench.suite.schema import Clause, Regime, Suite
 
@@ -59,18 +59,16 @@ def slower_cells(suite: Suite, evidence: Evidence, regime: Regime) -> tuple[Cell
                 f"{percent(ratio.low - 1.0, signed=True)} to {percent(ratio.high - 1.0, signed=True)}); "
                 "level 1 stops here, level 3 is not due"
             )
-            change = ratio.point - 1.0
+            change, low, high = ratio.point - 1.0, ratio.low - 1.0, ratio.high - 1.0
             found.append(
-                CellResult(
-                    str(cell), ClauseStatus.FAIL, text, change, ratio.low - 1.0, ratio.high - 1.0, 1.0 - ratio.low
-                )
+                CellResult(str(cell), ClauseStatus.FAIL, text, change, low, high, -low, bound=low, action=KEEP)
             )
     return tuple(found)
 
 
 def _correctness(suite: Suite, evidence: Evidence, regime: Regime, level: str) -> ClauseResult | None:
     broken = [
-        CellResult(str(cell), ClauseStatus.FAIL, f"{cell}: the candidate's trial {ended(trial)}")
+        CellResult(str(cell), ClauseStatus.FAIL, f"{cell}: the candidate's trial {ended(trial)}", action=CORRECT)
         for cell in regime_cells(suite, regime, level)
         for trial in trials_of(evidence, cell, suite.claim.candidate)
         if trial.status in FAILED
@@ -100,4 +98,6 @@ def _implied(level: str, metric: str, test: str, cells: tuple[CellResult, ...], 
         cell=decisive.cell,
         implied=True,
         cells=cells,
+        bound=decisive.bound,
+        action=decisive.action,
     )

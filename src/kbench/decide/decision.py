@@ -6,14 +6,17 @@ ran against what was asked for, and the cost ladder. It is pure: no files, no cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
 
+from kbench.decide.amplification import amplifications
 from kbench.decide.budget import Budget
+from kbench.decide.caveats import Caveat, caveats, contaminated
 from kbench.decide.cells import standing
 from kbench.decide.clauses import judge_clause, judge_regime, regime_cells, slower_cells
+from kbench.decide.diagnostics import diagnostics
 from kbench.decide.evidence import Evidence
-from kbench.decide.results import ClauseResult, ClauseStatus, Decision, RegimeVerdict, Verdict
+from kbench.decide.results import ClauseResult, ClauseStatus, Decision, Looks, RegimeVerdict, Verdict
+from kbench.decide.selections import mismatches
 from kbench.errors import IntegrityError
 from kbench.suite.schema import Regime, Suite
 
@@ -38,7 +41,27 @@ def decide(suite: Suite, evidence: Evidence, *, plan_hash: str | None = None) ->
         runs=evidence.runs,
         sessions=evidence.sessions,
         alpha_per_regime=budget.regime_alpha,
+        looks=Looks(
+            budget.looks, sum(look <= evidence.sessions for look in budget.looks), budget.spent(evidence.sessions)
+        ),
+        voids=tuple(f"{void.run} session {void.session + 1}: {', '.join(void.codes)}" for void in evidence.voids),
+        lost=evidence.lost,
     )
+
+
+def explain(decision: Decision, suite: Suite, evidence: Evidence) -> Decision:
+    """The same decision with what is shown beside it and decides nothing: diagnostics and amplification."""
+    found = diagnostics(suite, evidence)
+    by_cell = {one.cell: one for one in found}
+    regimes = tuple(
+        replace(
+            verdict,
+            contaminated=contaminated(suite, regime, by_cell),
+            amplification=amplifications(suite, evidence, regime),
+        )
+        for regime, verdict in zip(suite.regime, decision.regimes, strict=True)
+    )
+    return replace(decision, regimes=regimes, diagnostics=tuple(one.to_json() for one in found))
 
 
 def level_passes(suite: Suite, evidence: Evidence, level: str, regime: Regime) -> bool:
@@ -76,15 +99,9 @@ def selection_drift(suite: Suite, evidence: Evidence) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for cell in evidence.cells():
         for trial in evidence.trials(cell):
-            for role, record in _selections(trial.facts.get("selection")):
-                requested, resolved, observed = (
-                    _text(record.get(key)) for key in ("requested", "resolved", "observed")
-                )
+            for role, what in mismatches(trial.facts):
                 name = f"{cell.level} {cell}, {trial.variant}" + (f" {role}" if role else "")
-                if requested and resolved and requested != resolved:
-                    found[f"{name}: asked for {requested}, resolved to {resolved}"] = None
-                if observed and resolved and observed != resolved:
-                    found[f"{name}: resolved to {resolved}, but {observed} ran"] = None
+                found[f"{name}: {what}"] = None
     return tuple(found)
 
 
@@ -96,7 +113,16 @@ def _step_down(
     That is Holm's procedure without p values: the regimes enabled at alpha / R are the rejections of its first steps,
     the next step tests at alpha / (R - enabled), until a round enables none.
     """
-    verdicts = {regime.id: _verdict(suite, evidence, budget, regime, problems) for regime in suite.regime}
+    diagnosed = {}
+    if suite.rule.diagnostics.contaminated == "inconclusive":
+        diagnosed = {one.cell: one for one in diagnostics(suite, evidence)}
+    # They depend on the evidence alone, not on the error that is left.
+    forbidding = {regime.id: caveats(suite, evidence, regime, diagnosed) for regime in suite.regime}
+
+    def judged(regime: Regime, budget: Budget) -> RegimeVerdict:
+        return _verdict(suite, evidence, budget, regime, problems, forbidding[regime.id])
+
+    verdicts = {regime.id: judged(regime, budget) for regime in suite.regime}
     waiting = list(suite.regime)
     while budget.steps_down:
         left = [regime for regime in waiting if verdicts[regime.id].verdict is not Verdict.ENABLE]
@@ -104,23 +130,36 @@ def _step_down(
             break
         waiting = left
         budget = Budget.of(suite.rule, len(waiting), evidence.runs.aborted)
-        verdicts |= {regime.id: _verdict(suite, evidence, budget, regime, problems) for regime in waiting}
+        verdicts |= {regime.id: judged(regime, budget) for regime in waiting}
     return tuple(verdicts[regime.id] for regime in suite.regime)
 
 
 def _verdict(
-    suite: Suite, evidence: Evidence, budget: Budget, regime: Regime, problems: tuple[str, ...]
+    suite: Suite,
+    evidence: Evidence,
+    budget: Budget,
+    regime: Regime,
+    problems: tuple[str, ...],
+    forbidding: tuple[Caveat, ...],
 ) -> RegimeVerdict:
     clauses = judge_regime(suite, evidence, budget, regime)
     if problems:
         reasons = tuple(f"integrity: {problem}; measure again under a new plan" for problem in problems)
-        return RegimeVerdict(regime.id, Verdict.INVALID, clauses, reasons)
+        return RegimeVerdict(regime.id, Verdict.INVALID, clauses, reasons, "measure again under a new plan")
     verdict = _worst_verdict(clauses)
     order = (ClauseStatus.FAIL, ClauseStatus.MISSING, ClauseStatus.INCONCLUSIVE)
     reasons = tuple(clause.sentence for status in order for clause in clauses if clause.status is status)
-    if verdict is Verdict.ENABLE:
+    why = tuple(caveat.why for caveat in forbidding)
+    action = "load selector.json: it says where the candidate may serve"
+    if verdict is Verdict.ENABLE and forbidding:
+        verdict, action = Verdict.INCONCLUSIVE, forbidding[0].action
+        reasons = (*why, *(clause.sentence for clause in clauses))
+    elif verdict is Verdict.ENABLE:
         reasons = tuple(clause.sentence for clause in clauses)
-    return RegimeVerdict(regime.id, verdict, clauses, reasons)
+    else:
+        reasons = (*reasons, *why)
+    found = RegimeVerdict(regime.id, verdict, clauses, reasons, action)
+    return found if found.decisive is None else replace(found, action=found.decisive.action)
 
 
 def _worst_verdict(clauses: tuple[ClauseResult, ...]) -> Verdict:
@@ -130,19 +169,3 @@ def _worst_verdict(clauses: tuple[ClauseResult, ...]) -> Verdict:
     if ClauseStatus.MISSING in present or not present:
         return Verdict.MISSING
     return Verdict.INCONCLUSIVE if ClauseStatus.INCONCLUSIVE in present else Verdict.ENABLE
-
-
-def _selections(facts: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """A kernel trial has one selection; a step or workload trial has one a phase."""
-    if not isinstance(facts, Mapping):
-        return
-    if "resolved" in facts or "requested" in facts:
-        yield "", facts
-        return
-    for role, record in sorted(facts.items()):
-        if isinstance(record, Mapping):
-            yield str(role), record
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -55,11 +55,19 @@ class Sessions:
         return Sessions(self.session[:count], self.estimate[:count])
 
 
-def session_log_ratios(candidate: Series, baseline: Series) -> Sessions | Unusable:
-    """log(candidate / baseline) of each session: the Hodges–Lehmann centre of its blocks.
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """One log ratio a block, sorted by session."""
 
-    A block's log ratio is the mean log of the candidate's windows minus that of the baseline's, so that a linear drift
-    within ABBA cancels. A block that has fewer windows of one arm than of the other is not used: there it would not.
+    session: NDArray[np.int64]
+    ratio: Floats
+
+
+def block_log_ratios(candidate: Series, baseline: Series) -> Blocks | Unusable:
+    """log(candidate / baseline) of each block.
+
+    The mean log of the candidate's windows minus that of the baseline's, so that a linear drift within ABBA cancels. A
+    block that has fewer windows of one arm than of the other is not used: there it would not.
     """
     for series in (candidate, baseline):
         bad = np.flatnonzero(~(np.isfinite(series.value) & (series.value > 0.0)))
@@ -79,11 +87,19 @@ def session_log_ratios(candidate: Series, baseline: Series) -> Sessions | Unusab
     keys, ratios = keys[whole], (logs_c[in_c] - logs_b[in_b])[whole]
     if keys.size == 0:
         return Unusable("no block holds as many windows of one arm as of the other")
-    sessions, starts, sizes = np.unique(keys // width, return_index=True, return_counts=True)
+    return Blocks(keys // width, ratios)
+
+
+def session_log_ratios(candidate: Series, baseline: Series) -> Sessions | Unusable:
+    """log(candidate / baseline) of each session: the Hodges–Lehmann centre of its blocks."""
+    blocks = block_log_ratios(candidate, baseline)
+    if isinstance(blocks, Unusable):
+        return blocks
+    sessions, starts, sizes = np.unique(blocks.session, return_index=True, return_counts=True)
     estimates = np.empty(sessions.size)
     for size in np.unique(sizes):
         rows = np.flatnonzero(sizes == size)
-        estimates[rows] = hodges_lehmann_rows(ratios[starts[rows][:, None] + np.arange(size)[None, :]])
+        estimates[rows] = hodges_lehmann_rows(blocks.ratio[starts[rows][:, None] + np.arange(size)[None, :]])
     return Sessions(sessions, estimates)
 
 

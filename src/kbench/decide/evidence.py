@@ -6,7 +6,7 @@ cell, metric and variant. It knows no statistics. The model's name in a case is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kbench.catalog import Case, parse_point
+from kbench.catalog import Case, parse_shape
 from kbench.decide.results import RunCount
+from kbench.decide.voids import explained, lost_sessions, void_sessions
 from kbench.errors import IntegrityError, UsageError
 from kbench.record import RunRecord, SampleTable
 
@@ -47,6 +48,8 @@ class Series:
     """Number of the session over all runs; of a segment, the number of its run."""
     slot: NDArray[np.int64]
     value: NDArray[np.float64]
+    position: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Place of a window in its block; empty where nobody asks for it."""
 
     def __len__(self) -> int:
         return len(self.value)
@@ -63,6 +66,16 @@ class Ended:
     facts: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Void:
+    """One session that does not count, and why."""
+
+    run: str
+    session: int
+    """Its number in its run."""
+    codes: tuple[str, ...]
+
+
 _EMPTY = Series(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
 _SeriesKey = tuple[Cell, str, str, str]
 
@@ -77,6 +90,10 @@ class Evidence:
     runs: RunCount
     integrity: tuple[str, ...] = ()
     """Problems that make every verdict invalid, found by the caller (ledger, edited rule)."""
+    voids: tuple[Void, ...] = ()
+    """Sessions that a declared code voids, for both arms. They are left out, counted and shown."""
+    lost: int = 0
+    """Sessions that ended with a worker, of either arm."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Point → share of the recorded time, for clauses that weigh their cells."""
     aa_floor: float = 0.0
@@ -94,10 +111,14 @@ class Evidence:
         total: int | None = None,
         plan_hash: str | None = None,
         integrity: Iterable[str] = (),
+        void_codes: Collection[str] = (),
         weights: Mapping[str, float] | None = None,
         aa_floor: float = 0.0,
     ) -> Evidence:
-        """Pool `runs`, in the order of their names. IntegrityError when they belong to different plans."""
+        """Pool `runs`, in the order of their names. IntegrityError when they belong to different plans.
+
+        `void_codes` are the rule's: a session in which one of them occurred counts for neither arm.
+        """
         ordered = sorted(runs, key=lambda run: run.run_id)
         hashes = {str(run.header.get("plan_hash", "")) for run in ordered} | ({plan_hash} if plan_hash else set())
         if len(hashes) > 1:
@@ -105,17 +126,24 @@ class Evidence:
                 f"runs of {len(hashes)} different plans: {', '.join(sorted(hashes))}",
                 remedy="decide over the runs of one plan hash",
             )
-        numbers = _number_sessions(ordered)
+        void_in = [void_sessions(run, void_codes) for run in ordered]
+        numbers = _number_sessions(ordered, void_in)
         pairs = list(zip(ordered, numbers, strict=True))
         return cls(
             plan_hash=next(iter(hashes), ""),
             sessions=sum(len(known) for known in numbers),
             runs=RunCount(total=len(ordered) if total is None else total, aborted=aborted, void=void),
             integrity=tuple(integrity),
+            voids=tuple(
+                Void(run.run_id, session, codes)
+                for run, found in zip(ordered, void_in, strict=True)
+                for session, codes in found.items()
+            ),
+            lost=sum(lost_sessions(run.sessions, out) for run, out in zip(ordered, void_in, strict=True)),
             weights={_canonical(point): weight for point, weight in (weights or {}).items()},
             aa_floor=aa_floor,
             _series=_group(SampleTable.join(_counted(run, known, number) for number, (run, known) in enumerate(pairs))),
-            _trials=_collect_trials(ordered, numbers),
+            _trials=_collect_trials(ordered, numbers, void_in),
         )
 
     def series(self, cell: Cell, metric: str, variant: str, scope: str = "window") -> Series:
@@ -153,17 +181,18 @@ def cell_of(case: str) -> tuple[Cell, str]:
 def _canonical(point: str) -> str:
     """`1@127` and `1*1@127` are the same point."""
     try:
-        return str(parse_point(point))
+        return str(parse_shape(point))
     except UsageError:
         return point
 
 
-def _number_sessions(runs: Sequence[RunRecord]) -> list[dict[int, int]]:
-    """For each run, its complete sessions → their number among all runs' sessions."""
+def _number_sessions(runs: Sequence[RunRecord], void: Sequence[Mapping[int, object]]) -> list[dict[int, int]]:
+    """For each run, its complete sessions that are not void → their number among all runs' sessions."""
     numbers: list[dict[int, int]] = []
     following = 0
-    for run in runs:
-        known = {session: following + place for place, session in enumerate(sorted(set(run.complete_sessions)))}
+    for run, out in zip(runs, void, strict=True):
+        counted = sorted(set(run.complete_sessions) - set(out))
+        known = {session: following + place for place, session in enumerate(counted)}
         following += len(known)
         numbers.append(known)
     return numbers
@@ -220,6 +249,7 @@ def _group(table: SampleTable) -> dict[_SeriesKey, Series]:
         key = key * len(table.values[name]) + table.codes[name]
     order = _order(key, table.whole["session"], slot, value)
     key, session, slot, value = key[order], table.whole["session"][order], slot[order], value[order]
+    position = table.whole["position"][order]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(key)) + 1, [key.size])).tolist()
     by_code = list(cells)
     grouped: dict[_SeriesKey, Series] = {}
@@ -228,7 +258,7 @@ def _group(table: SampleTable) -> dict[_SeriesKey, Series]:
         rest, scope = divmod(rest, len(table.values["scope"]))
         code, metric = divmod(rest, len(table.values["metric"]))
         found = (by_code[code], table.values["metric"][metric], scope_names[scope], table.values["variant"][variant])
-        grouped[found] = Series(session[begin:end], slot[begin:end], value[begin:end])
+        grouped[found] = Series(session[begin:end], slot[begin:end], value[begin:end], position[begin:end])
     return grouped
 
 
@@ -245,13 +275,19 @@ def _order(
     return np.lexsort((value, slot, session, key))
 
 
-def _collect_trials(runs: Sequence[RunRecord], numbers: Sequence[Mapping[int, int]]) -> dict[Cell, tuple[Ended, ...]]:
+def _collect_trials(
+    runs: Sequence[RunRecord], numbers: Sequence[Mapping[int, int]], void: Sequence[Mapping[int, tuple[str, ...]]]
+) -> dict[Cell, tuple[Ended, ...]]:
+    """Trials by cell. A void session excuses what its code explains, and nothing else: wrong stays wrong."""
     found: dict[Cell, list[Ended]] = {}
-    for run, known in zip(runs, numbers, strict=True):
+    for run, known, out in zip(runs, numbers, void, strict=True):
         for trial in run.trials:
             if not trial.case:  # a worker was lost before its first case: nobody's evidence
                 continue
             cell, _ = cell_of(trial.case)
+            in_session = cell.level not in ("workload", "timeline") and trial.session in out
+            if in_session and explained(trial.message, trial.facts, out[trial.session]):
+                continue
             number = known.get(trial.session, NO_SESSION)
             found.setdefault(cell, []).append(Ended(number, trial.variant, trial.status, trial.message, trial.facts))
     return {cell: tuple(trials) for cell, trials in found.items()}

@@ -6,10 +6,10 @@ Owns the types and which of several results is the worst. It knows neither sampl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from kbench.errors import ExitCode
 
@@ -56,6 +56,10 @@ class CellResult:
     high: float = math.nan
     slack: float = -math.inf
     """How far the deciding bound is on the right side of the threshold: the worst cell is the one with the least."""
+    bound: float = math.nan
+    """The bound that was compared with the threshold, on the scale of `observed`."""
+    action: str = ""
+    """What to do next; empty where it passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class ClauseResult:
     implied: bool = False
     """Not written in the suite: a candidate that is wrong, or that the cost ladder stops at an earlier level."""
     cells: tuple[CellResult, ...] = ()
+    bound: float = math.nan
+    action: str = ""
 
     @property
     def sentence(self) -> str:
@@ -93,11 +99,22 @@ class ClauseResult:
             "observed": number(self.observed),
             "low": number(self.low),
             "high": number(self.high),
+            "bound": number(self.bound),
             "threshold": number(self.threshold),
             "cell": self.cell or None,
             "detail": self.detail,
+            "action": self.action or None,
             "implied": self.implied,
         }
+
+
+class Amplified(Protocol):
+    """`decide.amplification.Amplification`, as far as it is shown."""
+
+    @property
+    def sentence(self) -> str: ...
+
+    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +125,31 @@ class RegimeVerdict:
     verdict: Verdict
     clauses: tuple[ClauseResult, ...]
     reasons: tuple[str, ...]
+    action: str = ""
+    """What to do next."""
+    contaminated: tuple[str, ...] = ()
+    """One sentence for every cell whose control phases moved."""
+    amplification: tuple[Amplified, ...] = ()
+    """What the step saving became for users, a trace class and mode each; gates nothing."""
+
+    @property
+    def decisive(self) -> ClauseResult | None:
+        """The clause that keeps it from `enable`: a fail before a missing one before an open one. None: no clause."""
+        order = (ClauseStatus.FAIL, ClauseStatus.MISSING, ClauseStatus.INCONCLUSIVE)
+        found = (clause for status in order for clause in self.clauses if clause.status is status)
+        return next(found, None)
 
     def to_json(self) -> dict[str, Any]:
+        decisive = self.decisive
         return {
             "regime": self.regime,
             "verdict": self.verdict.value,
+            "action": self.action or None,
+            "decisive": None if decisive is None else decisive.to_json(),
             "clauses": [clause.to_json() for clause in self.clauses],
             "reasons": list(self.reasons),
+            "contaminated": list(self.contaminated),
+            "amplification": [item.to_json() for item in self.amplification],
         }
 
 
@@ -128,6 +163,17 @@ class RunCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Looks:
+    """How far a group-sequential rule has come."""
+
+    at: tuple[int, ...]
+    """Numbers of sessions at which the rule looks."""
+    used: int
+    spent: float
+    """Error of one regime that these looks have spent."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The table that a claim comes down to."""
 
@@ -137,6 +183,15 @@ class Decision:
     runs: RunCount
     sessions: int
     alpha_per_regime: float
+    looks: Looks = Looks((), 0, 0.0)
+    voids: tuple[str, ...] = ()
+    """One line for every void session: its run, number and codes."""
+    lost: int = 0
+    """Sessions that ended with a worker, of either arm."""
+    earlier_plans: tuple[Mapping[str, Any], ...] = ()
+    """Other plans of this candidate in the ledger: `plan_hash`, `time`, `verdicts` (or None), `pilot`."""
+    diagnostics: tuple[Mapping[str, Any], ...] = ()
+    """Order, drift and controls of every cell, as JSON."""
 
     @property
     def exit_code(self) -> ExitCode:
@@ -156,6 +211,15 @@ class Decision:
             "runs": {"total": self.runs.total, "aborted": self.runs.aborted, "void": self.runs.void},
             "sessions": self.sessions,
             "alpha_per_regime": number(self.alpha_per_regime),
+            "looks": {
+                "at": list(self.looks.at),
+                "used": self.looks.used,
+                "alpha_spent_per_regime": number(self.looks.spent),
+            },
+            "void_sessions": list(self.voids),
+            "lost_sessions": self.lost,
+            "earlier_plans": [dict(plan) for plan in self.earlier_plans],
+            "diagnostics": [dict(cell) for cell in self.diagnostics],
         }
 
 

@@ -7,12 +7,13 @@ what the trials object to, is `decide.cells`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kbench.decide.budget import FAIL_ALPHA, Budget, Looked
-from kbench.decide.cells import standing, timing_cells
+from kbench.decide.cells import standing, timing_cells, where
 from kbench.decide.estimate import (
     Sessions,
     Unusable,
@@ -23,6 +24,7 @@ from kbench.decide.estimate import (
 )
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, percent, worst
+from kbench.decide.shapes import cell_weights
 from kbench.stats import lower_bound, saving, sessions_needed, upper_bound
 from kbench.suite.schema import Clause, Regime, Suite
 
@@ -30,6 +32,7 @@ SAMPLE_METRIC = {"step_time_p99": "step_time_max"}
 """A window is too short for a 99th percentile of its own: its slowest step stands for it."""
 ONCE_A_SESSION = {"conversion_time": 1.0, "metadata_time": 1.0}
 """Metrics taken once a session, and the floor in µs below which a change is judged in units of that floor."""
+KEEP = "keep the baseline here; a changed candidate is a new plan"
 LEAST_EQUIVALENCE = 0.01
 POWER = 0.9
 
@@ -60,9 +63,9 @@ def judge_timing(suite: Suite, evidence: Evidence, budget: Budget, regime: Regim
     results: tuple[CellResult, ...]
     if not cells:
         why = f"the regime has no {clause.level} cell; name points that the suite's [{clause.level}] measures"
-        results = (CellResult("", ClauseStatus.MISSING, why),)
+        results = (CellResult("", ClauseStatus.MISSING, why, action="name points that the suite measures"),)
     elif clause.across == "weighted":
-        results = (_weighted(suite, evidence, budget, cells, clause),)
+        results = (_weighted(suite, evidence, budget, regime, cells, clause),)
     else:
         results = tuple(_judge_cell(suite, evidence, budget, cell, clause) for cell in cells)
     decisive = worst(results)
@@ -79,6 +82,8 @@ def judge_timing(suite: Suite, evidence: Evidence, budget: Budget, regime: Regim
         detail=decisive.text,
         cell=decisive.cell,
         cells=results,
+        bound=decisive.bound,
+        action=decisive.action,
     )
 
 
@@ -99,12 +104,17 @@ def _judge_cell(suite: Suite, evidence: Evidence, budget: Budget, cell: Cell, cl
         return standing_.objection
     found = estimate_cell(suite, evidence, cell, clause.metric)
     if isinstance(found, Unusable):
-        return CellResult(str(cell), ClauseStatus.MISSING, f"{cell}: {found.why}")
+        return _unusable(cell, found)
     return _judge(str(cell), found.without(standing_.void_sessions), budget, clause, evidence.aa_floor, standing_.voids)
 
 
-def _weighted(suite: Suite, evidence: Evidence, budget: Budget, cells: tuple[Cell, ...], clause: Clause) -> CellResult:
-    """All cells as one: each session's ratio of the weighted times, weights being shares of the recorded time."""
+def _weighted(
+    suite: Suite, evidence: Evidence, budget: Budget, regime: Regime, cells: tuple[Cell, ...], clause: Clause
+) -> CellResult:
+    """All cells as one: each session's ratio of the weighted times, weights being shares of the recorded time.
+
+    Evidence is needed in every cell, also in one of weight 0: recorded shapes say what matters, not what exists.
+    """
     name = "recorded shapes"
     per_cell: list[Sessions] = []
     for cell in cells:
@@ -113,28 +123,45 @@ def _weighted(suite: Suite, evidence: Evidence, budget: Budget, cells: tuple[Cel
             return standing_.objection
         found = estimate_cell(suite, evidence, cell, clause.metric)
         if isinstance(found, Unusable):
-            return CellResult(str(cell), ClauseStatus.MISSING, f"{cell}: {found.why}")
+            return _unusable(cell, found)
         per_cell.append(found.without(standing_.void_sessions))
-    weights = np.array([evidence.weights.get(cell.point, math.nan) for cell in cells])
-    if clause.metric in ONCE_A_SESSION or not np.all(np.isfinite(weights) & (weights >= 0.0)) or weights.sum() <= 0.0:
-        why = "no recorded shapes weigh these cells; record a workload, or judge every cell"
-        return CellResult(name, ClauseStatus.MISSING, why)
+    if clause.metric in ONCE_A_SESSION:
+        why = f"{clause.metric} is taken once a session and cannot be weighed; judge every cell"
+        return CellResult(name, ClauseStatus.MISSING, f"{name}: {why}", action='across = "every-cell"')
+    weights = cell_weights(suite, evidence, regime, cells)
+    if isinstance(weights, str):
+        return CellResult(name, ClauseStatus.MISSING, f"{name}: {weights}", action=weights)
+    said = f"; {len(cells)} cells, {100 * weights.coverage:.0f} % of the recorded time ({weights.source})"
+    return _judge(name, pooled(per_cell, weights.shares), budget, clause, evidence.aa_floor, said)
+
+
+def _unusable(cell: Cell, found: Unusable) -> CellResult:
+    action = f"no evidence at {where(cell)}: kbench run SUITE measures it"
+    return CellResult(str(cell), ClauseStatus.MISSING, f"{cell}: {found.why}", action=action)
+
+
+def pooled(per_cell: Sequence[Sessions], shares: Sequence[float]) -> Sessions:
+    """The sessions that all cells have, each with the log of its weighted mean ratio of times.
+
+    Weights are shares of the baseline's time, so that the mean is the ratio of the two weighted sums of times.
+    """
     common = per_cell[0].session
     for sessions in per_cell[1:]:
         common = np.intersect1d(common, sessions.session)
     ratios = np.stack([np.exp(item.estimate[np.isin(item.session, common)]) for item in per_cell])
-    pooled = Sessions(common, np.log((weights / weights.sum()) @ ratios))
-    return _judge(name, pooled, budget, clause, evidence.aa_floor, "")
+    return Sessions(common, np.log(np.asarray(shares) @ ratios))
 
 
 def _judge(cell: str, sessions: Sessions, budget: Budget, clause: Clause, aa_floor: float, voids: str) -> CellResult:
     look = budget.at(len(sessions))
     if look is None:
         why = f"{cell}: needs {budget.looks[0]} sessions, has {len(sessions)}{voids}; kbench run --resume adds them"
-        return CellResult(cell, ClauseStatus.MISSING, why)
+        action = f"{budget.looks[0] - len(sessions)} more sessions: kbench run SUITE"
+        return CellResult(cell, ClauseStatus.MISSING, why, action=action)
     threshold = threshold_of(clause)
     if math.isnan(threshold):
-        return CellResult(cell, ClauseStatus.MISSING, f"{cell}: the clause states no threshold")
+        why = "the clause states no threshold"
+        return CellResult(cell, ClauseStatus.MISSING, f"{cell}: {why}", action="write min_saving or margin")
     region = _region(clause, threshold, aa_floor)
     counted = sessions.first(look.sessions)
     low, high = lower_bound(counted.estimate, look.alpha), upper_bound(counted.estimate, look.alpha)
@@ -150,9 +177,20 @@ def _judge(cell: str, sessions: Sessions, budget: Budget, clause: Clause, aa_flo
     point, shown_low, shown_high = log_interval(counted)
     observed, left, right = _shown(clause, point, shown_low, shown_high)
     text = f"{cell}: {_words(clause, observed, left, right, look)}; {_bound_words(clause, status, region, low, high)}"
+    action = KEEP if status is ClauseStatus.FAIL else ""
     if status is ClauseStatus.INCONCLUSIVE:
-        text += "; " + _next_action(sessions, counted, region, budget)
-    return CellResult(cell, status, text + voids, observed, left, right, slack)
+        action = _next_action(sessions, counted, region, budget)
+        text += "; " + action
+    sides = (fail_low, fail_high) if status is ClauseStatus.FAIL else (low, high)
+    bound = _shown(clause, *[_deciding(status, region, *sides)] * 3)[0]
+    return CellResult(cell, status, text + voids, observed, left, right, slack, bound, action)
+
+
+def _deciding(status: ClauseStatus, region: Region, low: float, high: float) -> float:
+    """The bound that the status rests on: of a fail the near side of what is wholly outside, else the worse side."""
+    if status is ClauseStatus.FAIL:
+        return low if low > region.high else high
+    return high if region.high - high <= low - region.low else low
 
 
 def _region(clause: Clause, threshold: float, aa_floor: float) -> Region:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kbench.catalog import op_applies, parse_point
+from kbench.catalog import op_applies, parse_shape
 from kbench.decide.cells import standing
 from kbench.decide.estimate import Unusable, means_by
 from kbench.decide.evidence import Cell, Evidence, Series
@@ -197,7 +197,7 @@ def _traced_share(facts: Mapping[str, Any], point: str) -> float:
 def _kernel_saving(suite: Suite, evidence: Evidence, cell: Cell) -> float:
     """s from level 1 at the same point; NaN where it was not measured there."""
     for kernel in evidence.cells("kernel"):
-        if kernel.point != cell.point or not op_applies(kernel.op, parse_point(kernel.point)):
+        if kernel.point != cell.point or not op_applies(kernel.op, parse_shape(kernel.point)):
             continue
         found = estimate_cell(suite, evidence, kernel, "latency")
         if standing(suite, evidence, kernel).objection is None and not isinstance(found, Unusable) and len(found):

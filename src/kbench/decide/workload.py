@@ -17,7 +17,7 @@ from kbench.decide.cells import CALIBRATE, DIVERGED, SLICE, ended, standing, tri
 from kbench.decide.estimate import Paired, Unusable, paired_segments
 from kbench.decide.evidence import Cell, Ended, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, percent, worst
-from kbench.decide.timing import Region, threshold_of
+from kbench.decide.timing import KEEP, Region, threshold_of
 from kbench.protocol import Status
 from kbench.suite.schema import Clause, Regime, Suite
 
@@ -49,7 +49,8 @@ def judge_workload(suite: Suite, evidence: Evidence, budget: Budget, regime: Reg
     cells = workload_cells(suite, regime, mode)
     results: tuple[CellResult, ...]
     if suite.workload is None or not cells:
-        results = (CellResult("", ClauseStatus.MISSING, "the suite has no trace for this regime; add [workload]"),)
+        why = "the suite has no trace for this regime; add [workload]"
+        results = (CellResult("", ClauseStatus.MISSING, why, action="add [workload] traces"),)
     else:
         results = tuple(_judge_class(suite, evidence, budget, cell, clause) for cell in cells)
     decisive = worst(results)
@@ -66,12 +67,15 @@ def judge_workload(suite: Suite, evidence: Evidence, budget: Budget, regime: Reg
         detail=decisive.text,
         cell=decisive.cell,
         cells=results,
+        bound=decisive.bound,
+        action=decisive.action,
     )
 
 
 def _judge_class(suite: Suite, evidence: Evidence, budget: Budget, cell: Cell, clause: Clause) -> CellResult:
-    def missing(why: str) -> CellResult:
-        return CellResult(str(cell), ClauseStatus.MISSING, f"{cell}: {why}")
+    def missing(why: str, action: str = "") -> CellResult:
+        said = action or f"no evidence of {clause.metric} for {cell}: kbench workload SUITE replays it"
+        return CellResult(str(cell), ClauseStatus.MISSING, f"{cell}: {why}", action=said)
 
     divergence = clause.metric == DIVERGENCE
     slices = (Cell("workload", SLICE, cell.point), Cell("workload", DIVERGED, cell.point)) if divergence else ()
@@ -83,7 +87,7 @@ def _judge_class(suite: Suite, evidence: Evidence, budget: Budget, cell: Cell, c
         return missing("the clause states no threshold")
     widening = Widening(0.0, 1.0)
     if cell.mode == "virtual":
-        modelled = _modelled(suite, evidence, cell)
+        modelled = modelled_error(suite, evidence, cell)
         if isinstance(modelled, CellResult):
             return modelled
         widening = modelled
@@ -100,7 +104,8 @@ def _judge_class(suite: Suite, evidence: Evidence, budget: Budget, cell: Cell, c
         return missing(paired.why)
     unit = "requests" if divergence else "segments"
     if len(paired) < LEAST_SEGMENTS:
-        return missing(f"needs {LEAST_SEGMENTS} {unit} of both arms, has {len(paired)}; lengthen the replay")
+        more = f"lengthen the replay by {LEAST_SEGMENTS - len(paired)} {unit}"
+        return missing(f"needs {LEAST_SEGMENTS} {unit} of both arms, has {len(paired)}; lengthen the replay", more)
     return _judge(str(cell), paired, budget, clause, threshold, widening, cell.mode)
 
 
@@ -139,14 +144,23 @@ def _judge(
     if paired.scale != paired.baseline and not divergence:
         text += f", in units of {paired.scale:g} because the baseline has {paired.baseline:.3g}"
     text += "; " + _bound_words(status, region, low, high, alpha)
+    action = KEEP if status is ClauseStatus.FAIL else ""
     if refused:
+        action = "replay more segments, or fewer regimes"
         text += (
             f"; but {len(paired)} segments cannot carry the error of {budget.regimes} regimes: simulated, one of them "
             f"would pass at its margin in {percent(family)} of decisions; replay more segments"
         )
     elif status is ClauseStatus.INCONCLUSIVE:
-        text += "; " + _next_action(paired, region, width, low, high, divergence)
-    return CellResult(cell, status, text, observed, shown_low, shown_high, slack)
+        action = _next_action(paired, region, width, low, high, divergence)
+        text += "; " + action
+    if status is ClauseStatus.FAIL:
+        bound = inner_low if inner_low > region.high else inner_high
+    else:
+        bound = high if region.high - high <= low - region.low else low
+    if observed != paired.change:
+        bound = -bound
+    return CellResult(cell, status, text, observed, shown_low, shown_high, slack, bound, action)
 
 
 def _region(clause: Clause, threshold: float) -> Region:
@@ -193,7 +207,7 @@ def _next_action(paired: Paired, region: Region, width: float, low: float, high:
     return f"about {more} more segments (a longer trace) would settle it"
 
 
-def _modelled(suite: Suite, evidence: Evidence, cell: Cell) -> Widening | CellResult:
+def modelled_error(suite: Suite, evidence: Evidence, cell: Cell) -> Widening | CellResult:
     """What a virtual replay needs: few extrapolated steps, and both arms calibrated against a real replay.
 
     The comparison may be wrong by the difference of the two biases plus the half-width of that difference, and it is
@@ -202,7 +216,8 @@ def _modelled(suite: Suite, evidence: Evidence, cell: Cell) -> Widening | CellRe
     name = str(cell)
 
     def missing(why: str) -> CellResult:
-        return CellResult(name, ClauseStatus.MISSING, f"{name}: modelled, {why}")
+        action = "calibrate: kbench workload SUITE replays a real slice; or gate from exec"
+        return CellResult(name, ClauseStatus.MISSING, f"{name}: modelled, {why}", action=action)
 
     limit = suite.workload.max_extrapolated if suite.workload else 0.0
     biases, halves, attainments = [], [], []

@@ -47,10 +47,13 @@ class SessionMark:
     levels: tuple[str, ...] = ()
     """Levels that this session had to measure."""
     reason: str = ""
+    conditions: dict[str, Any] = field(default_factory=dict)
+    """What went on around it on the host: `run.conditions`. Runs of before it was read have none."""
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SessionMark:
-        return cls(int(data["session"]), bool(data["complete"]), tuple(data["levels"]), str(data["reason"]))
+        levels, conditions = tuple(data["levels"]), dict(data.get("conditions", {}))
+        return cls(int(data["session"]), bool(data["complete"]), levels, str(data["reason"]), conditions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,18 +36,24 @@ def kernel_grid(view: Row) -> Grid:
             (
                 clean(f"{case['op']} {case['point']}"),
                 clean(case["variant"]),
-                _status(case),
+                clean(case["status"]),
                 duration(latency["median"]),
                 interval_duration(latency["low"], latency["high"]),
                 _n(latency["sessions"], case["samples"]),
+                duration((case.get("roofline") or {}).get("floor_us")),
                 error,
                 joined(clean(flag) for flag in case["flags"]),
             )
         )
-    columns = ("case", "variant", "status", "latency", "95 %", "n", "error of limit", "flags")
+    columns = ("case", "variant", "status", "latency", "95 %", "n", "roofline", "error of limit", "flags")
     notes = (
-        "latency: mean over sessions of the session's median; 95 %: t over sessions; "
-        "error: relative L2 against the float64 oracle, worst sequence and head",
+        "latency: mean over sessions of the session's median; 95 %: t over sessions; roofline: time at the measured "
+        "ceilings; error: relative L2 against the float64 oracle, worst row",
+        *(
+            f"{clean(case['op'])} {clean(case['point'])}, {clean(case['variant'])}: {clean(case['message'])}"
+            for case in view["cases"]
+            if case["message"]
+        ),
     )
     return _without_empty(Grid("Kernel", columns, tuple(rows), labels=2, notes=notes))
 
@@ -276,6 +282,11 @@ def plan_grid(document: Row) -> Grid:
     ]
     if document.get("family_error") is not None:
         rows.append(("wrong enables over all regimes, simulated", percent(document["family_error"])))
+    rows += [("threshold and sight", clean(sight["sentence"])) for sight in document.get("sees", ())]
+    if document.get("power_reached") is not None:
+        rows.append(
+            ("rule.power", "reached" if document["power_reached"] else "not reached: more looks, or less noise")
+        )
     notes = (f"plan hash {clean(document['plan_hash'])}",)
     return Grid(f"Plan: {clean(document['suite'])}", ("what", "value"), tuple(rows), notes=notes)
 

@@ -29,7 +29,16 @@ from kbench.report.grids import (
     workload_grid,
 )
 from kbench.report.text import MISSING, clean, count, joined, number
-from kbench.report.verdicts import Boundaries, boundary_grid, clause_grid, verdict_grid
+from kbench.report.verdicts import (
+    Boundaries,
+    amplification_grid,
+    boundary_grid,
+    clause_grid,
+    diagnostic_grid,
+    earlier_grid,
+    evidence_line,
+    verdict_grid,
+)
 from kbench.report.views import kernel_view, step_view, timeline_view, workload_view
 from kbench.suite.schema import Suite
 
@@ -54,9 +63,11 @@ def report_markdown(
     lines = [f"# kbench report: {escape(_name(decision, suite, runs))}", ""]
     lines += _claim(suite)
     if decision is not None:
+        lines += [escape(f"Rests on: {evidence_line(decision)}."), ""]
         lines += _grid(verdict_grid(decision, why=False)) + _reasons(decision)
         measured = Boundaries(suite, kernel, step, workload)
         lines += _grid(boundary_grid(decision, measured)) + _grid(clause_grid(decision))
+        lines += _grid(amplification_grid(decision)) + _grid(diagnostic_grid(decision)) + _grid(earlier_grid(decision))
     for grid in (
         timeline_points_grid(timeline),
         timeline_grid(timeline),
@@ -124,6 +135,8 @@ def _reasons(decision: Decision) -> list[str]:
     for regime in decision.regimes:
         lines.append(f"- **{escape(regime.regime)}**: {regime.verdict.value}")
         lines += [f"  - {escape(reason)}" for reason in regime.reasons]
+        if regime.action:
+            lines.append(f"  - Next: {escape(regime.action)}")
     return [*lines, ""]
 
 
@@ -149,6 +162,7 @@ def _runs(decision: Decision | None, runs: Sequence[RunRecord]) -> list[str]:
             f"Ledger: {count(decision.runs.total, 'run')} in total, "
             f"{decision.runs.aborted} aborted, {decision.runs.void} void. "
             f"Plan hash {clean(decision.plan_hash)}.",
+            *(f"Void for both arms: {text}." for text in decision.voids),
         )
     return _grid(Grid("Runs and ledger", columns, tuple(rows), notes=notes))
 

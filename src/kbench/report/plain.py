@@ -66,6 +66,10 @@ def line(event: str, facts: dict[str, Any]) -> str:
     if event == "budget_spent":
         left, takes = duration(1e6 * facts["left_s"]), duration(1e6 * facts["session_s"])
         return f"the budget ends: {left} left, a session takes {takes}"
+    if event == "session_void":
+        return f"session {int(facts['session']) + 1} void for both arms: {told['codes']}"
+    if event == "too_many_voids":
+        return f"{told['void']} void sessions: this host will not become quiet by waiting"
     if event == "session_lost":
         where = f" in {told['case']}" if told.get("case") else ""
         return f"session {int(facts['session']) + 1} lost{where}: {told['variant']}: {told['message']}"

@@ -23,7 +23,7 @@ from kbench.hashing import sha256_of
 from kbench.plan import Plan, model_label
 from kbench.record import RunRecord
 from kbench.report.text import clean
-from kbench.selector import BASELINE, CANDIDATE, SCHEMA, sealed
+from kbench.selector import BASELINE, CANDIDATE, SCHEMA, holds, sealed
 from kbench.suite.schema import Regime, Suite
 
 FILE = "selector.json"
@@ -162,7 +162,20 @@ def _measured_on(plan: Plan, records: Sequence[RunRecord]) -> tuple[dict[str, st
         f"runs differ in {name}: {', '.join(sorted(values))}" for name, values in seen.items() if len(values) > 1
     ]
     certain = {name: value for name, values in seen.items() if len(values) == 1 for value in values if value}
+    for name, allowed in _declared(plan.loaded.suite).items():
+        if name in certain and holds(allowed, certain[name]):
+            certain[name] = allowed
+        elif name in certain:
+            doubts.append(f"{name} {certain[name]} was measured, and rule.validity says {allowed}")
     return certain, "; ".join(doubts)
+
+
+def _declared(suite: Suite) -> dict[str, str]:
+    """What `[rule.validity]` widens the measured machine to, by the selector's features."""
+    stated = suite.rule.validity
+    named = {"gpu": stated.gpu, "driver": stated.driver, "torch": stated.torch}
+    named["engine"] = f"kbench@{stated.kbench}" if stated.kbench else None
+    return {name: value for name, value in named.items() if value is not None}
 
 
 def _identity(record: RunRecord) -> Iterable[tuple[str, str]]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kbench.decide.results import Decision
-from kbench.report import grids
+from kbench.report import gate_view, grids
 from kbench.report.grids import Grid
+from kbench.report.summary_grid import summary_grid
 from kbench.report.text import clean
 from kbench.report.verdicts import Boundaries, boundary_grid, clause_grid, verdict_grid
 
@@ -34,6 +35,10 @@ _STYLES = {
     "fail": "red",
     "faster": "green",
     "slower": "red",
+    "regressed": "bold red",
+    "failed": "bold red",
+    "void": "bold red",
+    "improved": "green",
 }
 _LEAST_COLUMN = 11
 """Characters that a column needs on average to be read, its margin included."""
@@ -67,12 +72,22 @@ def verdict_table(decision: Decision, measured: Boundaries | None = None) -> Tab
 
 
 def kernel_table(view: Document) -> Tables:
-    return Tables((grids.kernel_grid(view), grids.comparison_grid(view)))
+    return Tables((grids.kernel_grid(view), grids.comparison_grid(view), summary_grid(view)))
 
 
 def step_table(view: Document) -> Tables:
     own = (grids.step_grid(view), grids.selection_grid(view), grids.phase_grid(view))
     return Tables((*own, *grids.waterfall_grids(view)))
+
+
+def gate_table(document: Document) -> Tables:
+    """The document of `kernel --gate` or `step --gate`."""
+    return Tables((gate_view.component_grid(document), gate_view.gate_grid(document)))
+
+
+def card_table(document: Document) -> Tables:
+    """The document of `kbench calibrate`."""
+    return Tables((gate_view.card_grid(document),))
 
 
 def workload_table(view: Document) -> Tables:

@@ -29,13 +29,93 @@ def verdict_grid(decision: Decision, *, why: bool = True) -> Grid:
         row = (clean(regime.regime), regime.verdict.value, f"{passed} of {len(regime.clauses)}")
         sentences = "; ".join(clean(reason) for reason in regime.reasons) or "no reason was given"
         rows.append((*row, sentences) if why else row)
-    note = (
-        f"exit code {int(decision.exit_code)}; {count(decision.sessions, 'session')}; "
-        f"{count(decision.runs.total, 'run')}, {decision.runs.aborted} aborted, {decision.runs.void} void; "
-        f"error per regime {percent(_finite(decision.alpha_per_regime))}; plan {clean(decision.plan_hash)[:16]}"
-    )
+    head = f"exit code {int(decision.exit_code)}; {evidence_line(decision)}; plan {clean(decision.plan_hash)[:16]}"
     columns = ("regime", "verdict", "clauses passed", *(("why",) if why else ()))
-    return Grid(f"Verdict: {clean(decision.suite)}", columns, tuple(rows), labels=2, notes=(note,))
+    return Grid(f"Verdict: {clean(decision.suite)}", columns, tuple(rows), labels=2, notes=(head, *_beside(decision)))
+
+
+def evidence_line(decision: Decision) -> str:
+    """What the verdicts rest on: sessions, runs, voids, and the error that the looks have spent."""
+    runs, looks = decision.runs, decision.looks
+    parts = [
+        count(decision.sessions, "session"),
+        f"{count(runs.total, 'run')}, {runs.aborted} aborted, {runs.void} void",
+        f"error per regime {percent(_finite(decision.alpha_per_regime))}",
+    ]
+    if looks.at:
+        said = f"{looks.used} of {count(len(looks.at), 'look')} used"
+        parts.append(f"{said}, α {looks.spent:.2g} of {decision.alpha_per_regime:.2g} spent" if looks.used else said)
+    if decision.voids or decision.lost:
+        parts.append(f"{count(len(decision.voids), 'session')} void for both arms, {decision.lost} lost")
+    return "; ".join(parts)
+
+
+def _beside(decision: Decision) -> tuple[str, ...]:
+    """What is said under the verdicts and decides nothing."""
+    lines = [f"{item.regime}: next: {item.action}" for item in decision.regimes if item.action]
+    lines += [f"{item.regime}: {found.sentence}" for item in decision.regimes for found in item.amplification]
+    lines += [f"{item.regime}: contaminated: {text}" for item in decision.regimes for text in item.contaminated]
+    lines += [f"void: {text}" for text in decision.voids]
+    plans = decision.earlier_plans
+    if plans:
+        lines.append(f"{count(len(plans), 'earlier plan')} of this candidate: " + "; ".join(map(earlier_plan, plans)))
+    return tuple(clean(line) for line in lines)
+
+
+def earlier_plan(plan: Mapping[str, Any]) -> str:
+    """`3f2a… of 2026-01-02 (pilot): long disable, chat enable`."""
+    verdicts = plan.get("verdicts")
+    said = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items()) if verdicts else "never decided"
+    pilot = " (pilot)" if plan.get("pilot") else ""
+    return clean(f"{str(plan['plan_hash'])[:12]} of {str(plan['time'])[:10]}{pilot}: {said}")
+
+
+def earlier_grid(decision: Decision) -> Grid:
+    """Every other plan of this candidate: how often it was tried, and what became of it."""
+    rows = tuple(
+        (
+            clean(str(plan["plan_hash"])[:16]),
+            clean(str(plan["time"])[:19]),
+            "pilot" if plan.get("pilot") else "earlier arms",
+            clean(", ".join(f"{name} {verdict}" for name, verdict in (plan.get("verdicts") or {}).items())) or MISSING,
+        )
+        for plan in decision.earlier_plans
+    )
+    return Grid("Earlier plans of this candidate", ("plan", "made", "kind", "last verdicts"), rows)
+
+
+def diagnostic_grid(decision: Decision) -> Grid:
+    """Order, drift and controls of every cell; a control that moved is named contaminated."""
+    rows = tuple(
+        (
+            clean(f"{cell['level']} {cell['cell']}"),
+            *(_shift(cell[name]) for name in ("carry_over", "order", "drift", "control")),
+            "contaminated" if cell["contaminated"] else "",
+        )
+        for cell in decision.diagnostics
+    )
+    note = (
+        "carry-over: what the arm before a window does to it, in favour of one arm; order: what standing second in a "
+        "pair costs (it cancels); drift: first to last block of a session; control: phases that run none of the "
+        "candidate's code; 95 % by t over sessions in brackets"
+    )
+    columns = ("cell", "carry-over", "order", "drift", "control", "")
+    return Grid("Diagnostics", columns, rows, notes=(note,))
+
+
+def amplification_grid(decision: Decision) -> Grid:
+    rows = tuple(
+        (clean(item.regime), clean(found.sentence)) for item in decision.regimes for found in item.amplification
+    )
+    note = "from a saving of step time to goodput; it gates nothing"
+    return Grid("Amplification", ("regime", "what a step saving became"), rows, notes=(note,))
+
+
+def _shift(shift: Mapping[str, Any]) -> str:
+    if shift["point"] is None:
+        return MISSING
+    low, high = (percent(shift[side], signed=True) for side in ("low", "high"))
+    return f"{percent(shift['point'], signed=True)} [{low} to {high}]"
 
 
 def clause_grid(decision: Decision) -> Grid:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from kbench.catalog import Case
-from kbench.decide import Evidence, comparisons, waterfalls
+from kbench.catalog.costs import roofline
+from kbench.decide import Evidence, comparisons, kernel_summary, waterfalls
 from kbench.errors import UsageError
 from kbench.protocol import Status
 from kbench.record import RunRecord, Trial
 from kbench.report.documents import Document, finite, trials_of
-from kbench.report.estimates import Estimates
+from kbench.report.estimates import Estimate, Estimates
 from kbench.report.workload_view import workload_view
 from kbench.suite.schema import Suite
+from kbench.suite.shapes import Recorded
 
 __all__ = ["kernel_view", "step_view", "timeline_view", "workload_view"]
 
@@ -81,8 +83,11 @@ class _Cell:
         return next((finite(trial.facts[name]) for trial in reversed(self.trials) if name in trial.facts), None)
 
 
-def kernel_view(suite: Suite | None, runs: Sequence[RunRecord]) -> Document:
-    """`kbench kernel --json`. Without a suite nobody said what is compared with what: no comparisons."""
+def kernel_view(suite: Suite | None, runs: Sequence[RunRecord], recorded: Recorded | None = None) -> Document:
+    """`kbench kernel --json`. Without a suite nobody said what is compared with what: no comparisons, no summary.
+
+    `recorded`: how often each shape is called, where files of the suite say so.
+    """
     cases = []
     for cell in _cells(runs, "kernel"):
         status, message = cell.status("latency")
@@ -104,11 +109,50 @@ def kernel_view(suite: Suite | None, runs: Sequence[RunRecord]) -> Document:
                 "timer": cell.fact("timer"),
                 "cache": cell.fact("cache"),
                 "cost": cell.fact("cost"),
+                "kernel_us": _kernel_us(cell, latency),
+                "roofline": roofline_of(cell.fact("cost"), cell.fact("ceilings"), suite, latency),
+                "resources": cell.fact("resources"),
+                "tuning": cell.fact("tuning"),
                 "selection": cell.fact("selection"),
             }
         )
-    compared = comparisons(suite, Evidence.of(runs)) if suite is not None else []
-    return {"cases": cases, "comparisons": finite(compared)}
+    if suite is None or not cases:
+        return {"cases": cases, "comparisons": [], "summary": None}
+    evidence = Evidence.of(runs, void_codes=suite.rule.void_codes)
+    summary = kernel_summary(suite, evidence, recorded)
+    return {"cases": cases, "comparisons": finite(comparisons(suite, evidence)), "summary": finite(summary)}
+
+
+def _kernel_us(cell: _Cell, latency: Estimate | None) -> float | None:
+    """Kernel time, as a profiler means it: a call's time in a graph less the gap to the next node of each kernel.
+
+    Null where the timer was no graph, or the gap of this device or the number of kernels is unknown.
+    """
+    reached, count = cell.fact("ceilings"), cell.fact("kernels_per_call")
+    if latency is None or cell.fact("timer") != "graph" or not isinstance(reached, Mapping) or not count:
+        return None
+    cache = cell.fact("cache")
+    gap = (reached.get("node_gap_us") or {}).get("cold" if cache in ("cold", "serving") else "hot")
+    return None if gap is None else latency.median - float(count) * float(gap)
+
+
+def roofline_of(cost: Any, ceilings: Any, suite: Suite | None, latency: Estimate | None) -> Document | None:
+    """Where a case stands against the measured ceilings; null where either is unknown."""
+    if not isinstance(cost, Mapping) or not isinstance(ceilings, Mapping) or suite is None:
+        return None
+    line = roofline(cost, ceilings, suite.model.dtype)
+    if line is None:
+        return None
+    time_us = None if latency is None else latency.median
+    return {
+        "intensity": line.intensity,
+        "crossover": line.crossover,
+        "bound": line.bound,
+        "floor_us": line.floor_us,
+        "headroom": None if time_us is None else line.headroom(time_us),
+        "bytes_per_us": line.bytes_per_us,
+        "flops_per_us": line.flops_per_us,
+    }
 
 
 def step_view(suite: Suite | None, runs: Sequence[RunRecord]) -> Document:
@@ -151,7 +195,7 @@ def step_view(suite: Suite | None, runs: Sequence[RunRecord]) -> Document:
                 "flags": cell.flags(),
             }
         )
-    falls = waterfalls(suite, Evidence.of(runs)) if suite is not None else []
+    falls = waterfalls(suite, Evidence.of(runs, void_codes=suite.rule.void_codes)) if suite is not None else []
     return {"cases": cases, "waterfalls": finite(falls)}
 
 

@@ -17,8 +17,9 @@ from kbench import __version__, env
 from kbench.errors import IntegrityError, MeasurementError, UsageError
 from kbench.ledger import Kind
 from kbench.plan import MEASURED_LEVELS, Plan
-from kbench.record import RunFolder, RunRecord, read_run
+from kbench.record import RunFolder, RunRecord, list_runs, read_run
 from kbench.run import costs, ladder, parts
+from kbench.run.committed import committed
 from kbench.run.history import History, file_hashes
 from kbench.run.loop import Loop, Options, sessions_of
 from kbench.run.preflight import check_plugins
@@ -44,9 +45,10 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
             options.observe("nothing_due", plan_hash=plan.plan_hash)
             return None
         _require_this_machine(earlier, options.host.device)
+        commit = committed(plan)
         check_plugins(plan, options.host)
         if name is None:
-            run = _start(plan, options, history)
+            run = _start(plan, options, history, commit)
         else:
             run, options = _resume(folder / name, options)
         record = _measure(Loop(plan, options, run, earlier))
@@ -55,6 +57,18 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
         history.ledger.append(Kind.RUN_END, end)
         options.observe("run_ended", run=record.run_id)
         return record
+
+
+def execute_apart(plan: Plan, options: Options, kind: str) -> RunRecord:
+    """Measure beside the evidence, in the folder `kind` (`gate`, `calibrate`): nothing is locked or announced.
+
+    `resume` goes on with the newest run of the same plan there that was interrupted. Raises as `execute` does.
+    """
+    _require_sense(plan, options)
+    folder = options.root / plan.name
+    with _only_one(folder):
+        check_plugins(plan, options.host)
+        return _exploratory(plan, options, folder / kind)
 
 
 def _require_sense(plan: Plan, options: Options) -> None:
@@ -82,7 +96,7 @@ def _measure(loop: Loop) -> RunRecord:
         loop.folder.release()
 
 
-def _start(plan: Plan, options: Options, history: History) -> RunFolder:
+def _start(plan: Plan, options: Options, history: History, commit: dict[str, Any]) -> RunFolder:
     """Announce the run in the ledger, on disk, before anything of it exists that could be looked at."""
     announced = {entry.body["run"] for entry in history.entries if entry.kind is Kind.RUN_START}
     name = _run_name(history.folder, announced)
@@ -95,6 +109,7 @@ def _start(plan: Plan, options: Options, history: History) -> RunFolder:
                 "lock_hash": plan.lock_hash,
                 "declaration": plan.declaration,
                 "arms": plan.arms,
+                **commit,
             },
         )
     history.ledger.append(Kind.RUN_START, {"run": name, "plan_hash": plan.plan_hash, "levels": list(options.levels)})
@@ -131,15 +146,30 @@ def _require_this_machine(records: Sequence[RunRecord], device: str) -> None:
 def _exploratory(plan: Plan, options: Options, folder: Path) -> RunRecord:
     """A run that locks nothing and is never evidence."""
     folder.mkdir(parents=True, exist_ok=True)
+    interrupted = _interrupted(plan, folder) if options.resume else None
+    if interrupted is not None:
+        _require_this_machine([read_run(interrupted.path)], options.host.device)
+        options.observe("run_resumed", run=interrupted.path.name)
+        return _measure(Loop(plan, options, interrupted, ()))
     run = RunFolder.create(folder / _run_name(folder, set()), _header(plan, options, exploratory=True))
     options.observe("run_started", run=run.path.name)
     return _measure(Loop(plan, options, run, ()))
 
 
+def _interrupted(plan: Plan, folder: Path) -> RunFolder | None:
+    """The newest run in `folder` that measured this plan and was never closed."""
+    for path in reversed(list_runs(folder)):
+        header = RunFolder(path).header()
+        if header.get("plan_hash") == plan.plan_hash and not header.get("closed"):
+            return RunFolder(path)
+    return None
+
+
 def _anything_due(plan: Plan, options: Options, earlier: Sequence[RunRecord]) -> bool:
     looks = plan.loaded.suite.rule.looks
     levels = [level for level in MEASURED_LEVELS if level in options.levels and plan.at(level)]
-    have = [sessions_of(earlier, level) for level in levels]
+    codes = plan.loaded.suite.rule.void_codes
+    have = [sessions_of(earlier, level, codes) for level in levels]
     if any(sessions < looks[0] for sessions in have):
         return True
     if any(sessions < looks[-1] for sessions in have) and ladder.undecided(plan, earlier, levels):

@@ -6,15 +6,17 @@ evidence is refused here; evidence for a decision is gathered here.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kbench.errors import IntegrityError, Problem
+from kbench.errors import IntegrityError, KbenchError, Problem
 from kbench.hashing import difference, sha256_of_file
 from kbench.ledger import Entry, Kind, Ledger
 from kbench.plan import Plan
 from kbench.record import RunRecord, read_run
+from kbench.run.committed import require_ancestor
 
 RESTORE = "restore the file, or make the old evidence a pilot: kbench ledger amend SUITE --reason TEXT"
 EVIDENCE_FILES = ("run.json", "samples.parquet", "requests.parquet", "steps.parquet", "kv.parquet", "costs.parquet")
@@ -75,7 +77,11 @@ class History:
         ]
 
     def voids(self, plan_hash: str) -> int:
-        return sum(entry.kind is Kind.VOID and entry.body["plan_hash"] == plan_hash for entry in self.standing)
+        return len(self.void_entries(plan_hash))
+
+    def void_entries(self, plan_hash: str) -> list[dict[str, Any]]:
+        """Body of every void of this plan: its run, code and session."""
+        return [e.body for e in self.standing if e.kind is Kind.VOID and e.body["plan_hash"] == plan_hash]
 
     def require_unchanged(self, plan: Plan) -> None:
         """Refuse a declaration other than the one that evidence was measured under. Raises IntegrityError (exit 5)."""
@@ -86,21 +92,39 @@ class History:
                 continue
             if body["lock_hash"] != plan.lock_hash:
                 raise _changed(plan, body["declaration"])
+            if body.get("suite_commit"):
+                require_ancestor(plan, str(body["suite_commit"]))
 
     def earlier_plans(self, plan: Plan) -> list[dict[str, Any]]:
-        """Other plans of this suite (their arms' code differed), with the verdict that they last got."""
-        verdicts = {
-            entry.body["plan_hash"]: entry.body["verdicts"] for entry in self.standing if entry.kind is Kind.DECIDE
-        }
-        return [
-            {
-                "plan_hash": entry.body["plan_hash"],
-                "time": entry.time,
-                "verdicts": verdicts.get(entry.body["plan_hash"]),
-            }
-            for entry in self.standing
-            if entry.kind is Kind.PLAN and entry.body["plan_hash"] != plan.plan_hash
-        ]
+        """Other plans of this suite, oldest first, with the verdict that each last got (None: none was reached).
+
+        Their arms' code differed, or they are pilots: amended since. A pilot may have this very plan's hash.
+        """
+        found: list[dict[str, Any]] = []
+        pilots = len(self.entries) - len(self.standing)
+        for index, entry in enumerate(self.entries):
+            body, pilot = entry.body, index < pilots
+            if entry.kind is Kind.PLAN and (pilot or body["plan_hash"] != plan.plan_hash):
+                found.append({"plan_hash": body["plan_hash"], "time": entry.time, "verdicts": None, "pilot": pilot})
+            elif entry.kind is Kind.DECIDE:
+                for one in found:
+                    if one["plan_hash"] == body["plan_hash"] and one["pilot"] == pilot:
+                        one["verdicts"] = dict(body["verdicts"])
+        return found
+
+    def scatter(self, plan: Plan) -> list[RunRecord]:
+        """Every ended run that can still be read, pilots and other plans too: how this machine scatters, no more.
+
+        The runs of this plan come first, then the newest. One that cannot be read is left out: no verdict rests on it.
+        """
+        found = []
+        started = {entry.body["run"]: entry.body["plan_hash"] for entry in self.entries if entry.kind is Kind.RUN_START}
+        for entry in self.entries:
+            if entry.kind is Kind.RUN_END:
+                with suppress(KbenchError):
+                    found.append(read_run(self.folder / str(entry.body["run"])))
+        found.reverse()
+        return sorted(found, key=lambda record: started.get(record.run_id) != plan.plan_hash)
 
     def open_run(self, plan: Plan) -> str | None:
         """The newest run of this plan that never ended and whose folder is still there."""

@@ -17,7 +17,7 @@ def undecided(plan: Plan, records: Sequence[RunRecord], levels: Sequence[str]) -
     suite = plan.loaded.suite
     if suite.rule.policy.stop == "never":
         return True
-    decision = decide(suite, Evidence.of(records), plan_hash=plan.plan_hash)
+    decision = decide(suite, Evidence.of(records, void_codes=suite.rule.void_codes), plan_hash=plan.plan_hash)
     return any(
         clause.status is ClauseStatus.INCONCLUSIVE and clause.level in levels
         for regime in decision.regimes
@@ -39,6 +39,6 @@ def workload_classes(plan: Plan, levels: Sequence[str], records: Sequence[RunRec
     open_classes = [name for name in suite.workload.traces if not any(case.endswith(f"/{name}") for case in done)]
     if suite.rule.policy.stop == "never" or set(levels) == {"workload"}:
         return open_classes
-    needed = needs_workload(suite, Evidence.of(records))
+    needed = needs_workload(suite, Evidence.of(records, void_codes=suite.rule.void_codes))
     asked = {name for regime in suite.regime if needed.get(regime.id) for name in regime.trace_class}
     return [name for name in open_classes if name in asked]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kbench.catalog import Case
+from kbench.decide.voids import void_sessions
 from kbench.errors import MeasurementError
 from kbench.ledger import Kind
 from kbench.plan import MEASURED_LEVELS, Plan
@@ -38,6 +39,10 @@ class Options:
     budget_s: float | None = None
     only: str = ""
     """Measure only cases whose id contains this text; such a run is exploratory."""
+    sessions: int | None = None
+    """So many sessions and no look beyond them, whatever the rule says (gates and calibrations); None: the rule's."""
+    traced: bool = True
+    """Whether what ran is observed at the end, in workers of its own."""
     observe: Observer = silent
 
 
@@ -69,9 +74,11 @@ class Loop:
 
     def _look_again(self) -> bool:
         """Whether the evidence at this look leaves something open that sessions up to the next look may settle."""
+        if self.options.sessions is not None:
+            return False
         records = [*self.earlier, read_run(self.folder.path)]
         levels = [level for level in MEASURED_LEVELS if level in self.options.levels and self._level_cases(level)]
-        have = min((sessions_of(records, level) for level in levels), default=0)
+        have = min((self._sessions_of(records, level) for level in levels), default=0)
         further = next((look for look in self.plan.loaded.suite.rule.looks if look > have), None)
         if further is None or have == 0 or not ladder.undecided(self.plan, records, levels) or self._spent:
             return False
@@ -84,6 +91,8 @@ class Loop:
 
     def _trace(self) -> None:
         """Trace the cases that this run measured, and the baseline's timeline where it is asked for."""
+        if not self.options.traced:
+            return
         record = read_run(self.folder.path)
         traced = any(trial.case.startswith("timeline/") or "fingerprint" in trial.facts for trial in record.trials)
         good = {(trial.case, trial.variant) for trial in record.trials if trial.status == Status.OK}
@@ -106,9 +115,12 @@ class Loop:
             for trial in record.trials
             if trial.status in (Status.CRASHED, Status.HUNG) and trial.case
         }
+        self._note_voids()
         unexplained = 0
         longest_s = 0.0
         while due := self._due():
+            if self._too_many_voids():
+                return
             left_s = self._left_s()
             if left_s is not None and left_s < longest_s:
                 self.options.observe("budget_spent", left_s=left_s, session_s=longest_s)
@@ -120,6 +132,7 @@ class Loop:
                 self.plan, self.options.host, self.folder, number, self.options.observe, thorough=thorough
             )
             loss = session.measure(self._cases(due), self._jobs(due, number), due)
+            self._note_voids()
             longest_s = max(longest_s, time.monotonic() - started)
             number += 1
             unexplained = self._blame(loss, unexplained)
@@ -137,6 +150,7 @@ class Loop:
                         "run": self.folder.path.name,
                         "plan_hash": self.plan.plan_hash,
                         "code": "baseline_crash",
+                        "session": loss.session,
                         "case": loss.case,
                         "message": loss.message,
                     },
@@ -159,20 +173,50 @@ class Loop:
                 continue
             if level != "costs" and (level not in self.options.levels or not self._level_cases(level)):
                 continue
-            if sessions_of([*self.earlier, record], level) < self._target(level):
+            if self._sessions_of([*self.earlier, record], level) < self._target(level):
                 due.append(level)
         return due
 
     def _target(self, level: str) -> int:
         """The next look after the evidence of earlier runs; a level that is at its last look needs no more."""
+        if self.options.sessions is not None:
+            return self.options.sessions
         rule = self.plan.loaded.suite.rule
-        have = sessions_of(self.earlier, level)
+        have = self._sessions_of(self.earlier, level)
         due = [look for look in rule.looks if look > have]
         if not due:
             return 0
         # "never" stops at nothing but the last look; the cost grid needs no more than the first.
         last = rule.policy.stop == "never" and level != "costs"
         return due[-1] if last else max(due[0], self.wanted if level != "costs" else 0)
+
+    def _sessions_of(self, records: Sequence[RunRecord], level: str) -> int:
+        return sessions_of(records, level, self.plan.loaded.suite.rule.void_codes)
+
+    def _note_voids(self) -> None:
+        """Every void session of this run into the ledger, once: a kill between the two is made up for by --resume."""
+        if self.options.exploratory or self.options.only:
+            return
+        found = void_sessions(read_run(self.folder.path), self.plan.loaded.suite.rule.void_codes)
+        if not found:
+            return
+        run, history = self.folder.path.name, History.read(self.options.root, self.plan.name)
+        noted = {(void["run"], void.get("session")) for void in history.void_entries(self.plan.plan_hash)}
+        for session, codes in found.items():
+            if (run, session) not in noted:
+                body = {"run": run, "plan_hash": self.plan.plan_hash, "code": ", ".join(codes), "session": session}
+                history.ledger.append(Kind.VOID, body)
+                self.options.observe("session_void", session=session, codes=", ".join(codes))
+
+    def _too_many_voids(self) -> bool:
+        """Whether this run has voided as many sessions as the rule's last look has: they will not stop coming."""
+        rule = self.plan.loaded.suite.rule
+        count = len(void_sessions(read_run(self.folder.path), rule.void_codes))
+        if count < rule.looks[-1]:
+            return False
+        self.options.observe("too_many_voids", void=count)
+        self._spent = True
+        return True
 
     def _level_cases(self, level: str) -> list[Case]:
         return [case for case in self.plan.at(level) if self.options.only in str(case)]
@@ -201,6 +245,10 @@ class Loop:
         return None if budget_s is None else budget_s - (time.monotonic() - self.began)
 
 
-def sessions_of(records: Sequence[RunRecord], level: str) -> int:
-    """Complete sessions that had to measure `level`."""
-    return sum(mark.complete and level in mark.levels for record in records for mark in record.sessions)
+def sessions_of(records: Sequence[RunRecord], level: str, void_codes: Sequence[str] = ()) -> int:
+    """Complete sessions that had to measure `level`, without those that one of the rule's codes voids."""
+    found = 0
+    for record in records:
+        out = void_sessions(record, void_codes)
+        found += sum(mark.complete and level in mark.levels and mark.session not in out for mark in record.sessions)
+    return found

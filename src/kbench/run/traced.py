@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kbench.catalog import Case, parse_point
+from kbench.catalog import Case, parse_shape
 from kbench.plan import Plan, model_label
 from kbench.protocol import Outcome, Status
 from kbench.record import RunFolder, Trial
@@ -38,7 +38,7 @@ class TracedPass:
                 for case in cases:
                     current = str(case)
                     self._case(pair, case)
-                if timeline:
+                if timeline and points(self.plan):
                     current = str(self._timeline_case)
                     self._timeline(pair)
         except WorkerLost as lost:
@@ -79,7 +79,8 @@ class TracedPass:
 
 
 def points(plan: Plan) -> list[str]:
-    """The step's points, or the kernel's where a suite has no step."""
+    """The step's points, or the batches among the kernel's where a suite has no step."""
     suite = plan.loaded.suite
     texts = suite.step.points if suite.step else suite.kernel.points if suite.kernel else ()
-    return list(dict.fromkeys(str(parse_point(text)) for text in texts))
+    shapes = [parse_shape(text) for text in texts]
+    return list(dict.fromkeys(str(shape) for shape in shapes if shape.is_batch))

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,12 @@ class Worker:
             raise self._nonsense(f"it answered request {reply.seq}, not {self._seq}")
         return reply.outcome
 
+    def pin(self, cores: Collection[int]) -> None:
+        """Keep the worker, and the threads that it will start, on `cores`. Where the system cannot, it stays free."""
+        if hasattr(os, "sched_setaffinity"):
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(self._process.pid, cores)
+
     def close(self) -> None:
         """Ask the worker to go, then make sure of it."""
         with contextlib.suppress(WorkerLost, OSError):
@@ -167,6 +173,11 @@ def _environment() -> dict[str, str]:
     # torch's profiler otherwise writes lines of its own into the worker's log, where the last words of a crash belong.
     fixed["KINETO_LOG_LEVEL"] = "99"
     return {**os.environ, **fixed}
+
+
+def measuring_cores() -> list[int]:
+    """The upper half of the usable cores: as many as a worker has threads. The system and the parent like the lower."""
+    return sorted(os.sched_getaffinity(0))[-worker_threads() :]
 
 
 def worker_threads() -> int:

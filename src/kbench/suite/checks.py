@@ -14,9 +14,12 @@ from kbench.errors import UsageError
 from kbench.selection import Query, check
 from kbench.suite.plugins import is_plugin, plugin_problems
 from kbench.suite.regimes import regime_problems, regime_warnings
-from kbench.suite.schema import METRICS_OF_LEVEL, Arm, Clause, Regime, Suite, Variant
+from kbench.suite.rules import rule_problems, rule_warnings
+from kbench.suite.schema import METRICS_OF_LEVEL, Arm, AttentionChoice, Clause, Regime, Suite, Variant
 
 MOST_SESSIONS = 1_000
+PAGED = ("attention.decode", "attention.prefill")
+"""Operations whose implementation a variant names under `attention`."""
 KeyPath = tuple[str | int, ...]
 Found = tuple[KeyPath, str, str]
 """Where, what is wrong, the remedy."""
@@ -25,8 +28,8 @@ Found = tuple[KeyPath, str, str]
 def arm_of(suite: Suite, name: str, root: Path) -> Arm:
     """The variant with all that it extends and overrides filled in. Raises UsageError if something is missing."""
     chain = _chain(suite, name)
-    attention = next((variant.attention for variant in chain if variant.attention), None)
-    page_size = next((variant.page_size for variant in chain if variant.page_size), None)
+    attention = next((variant.attention for variant in chain if variant.attention), _unused_attention(suite))
+    page_size = next((variant.page_size for variant in chain if variant.page_size), _unused_page(suite))
     layout = next((variant.layout for variant in chain if variant.layout), None)
     if attention is None or page_size is None:
         missing = "attention" if attention is None else "page_size"
@@ -43,8 +46,23 @@ def arm_of(suite: Suite, name: str, root: Path) -> Arm:
         page_size=page_size,
         layout=layout or "NHD",
         seed=suite.seed,
+        kernels={op: name for variant in reversed(chain) for op, name in variant.kernels.items()},
         root=str(root.absolute()),  # whatever the working folder becomes under code of somebody else
     )
+
+
+def _needs_attention(suite: Suite) -> bool:
+    """Steps and replays run whole layers; a suite of other kernels need not say who attends."""
+    ops = suite.kernel.ops if suite.kernel else ()
+    return bool(suite.step or suite.workload) or any(op in PAGED for op in ops)
+
+
+def _unused_attention(suite: Suite) -> AttentionChoice | None:
+    return None if _needs_attention(suite) else AttentionChoice(prefill="reference", decode="reference")
+
+
+def _unused_page(suite: Suite) -> int | None:
+    return None if _needs_attention(suite) else 16
 
 
 def _chain(suite: Suite, name: str) -> list[Variant]:
@@ -74,6 +92,7 @@ def problems(suite: Suite, root: Path) -> Iterator[Found]:
         yield ("rule", "looks"), f"looks are {list(looks)}", "increasing numbers of sessions, from 2 on"
     elif looks[-1] > MOST_SESSIONS:
         yield ("rule", "looks"), f"a look at {looks[-1]} sessions", f"at most {MOST_SESSIONS}"
+    yield from rule_problems(suite)
 
 
 def warnings(suite: Suite) -> Iterator[Found]:
@@ -84,6 +103,7 @@ def warnings(suite: Suite) -> Iterator[Found]:
             if name not in named:
                 yield ("workload", "traces", name), f"no regime speaks about trace class {name!r}", "name it in one"
     yield from regime_warnings(suite)
+    yield from rule_warnings(suite)
     if not suite.regime:
         yield ("regime",), "the suite has no regime, so there is nothing to decide", "add [[regime]]"
 
@@ -112,6 +132,12 @@ def _variants(suite: Suite, root: Path) -> Iterator[Found]:
             continue
         for phase in ("prefill", "decode"):
             yield from _implementation(arm, phase, getattr(arm, phase), (*path, "attention", phase), root)
+        for op, reference in arm.kernels.items():
+            yield from _kernel(op, reference, (*path, "kernels", op), root)
+        if name in (suite.claim.baseline, suite.claim.candidate):
+            for op in suite.kernel.ops if suite.kernel else ():
+                if arm.implementation_of(op) is None:
+                    yield (*path, "kernels"), f"nobody computes {op}", f'e.g. kernels = {{ "{op}" = "{_any(op)}" }}'
         if arm.engine.kv_tokens < arm.page_size * 2:
             yield (
                 path,
@@ -140,7 +166,26 @@ def _implementation(arm: Arm, phase: str, reference: str, path: KeyPath, root: P
         yield path, f"{reference} cannot serve this variant: {reason}", "choose another implementation or setting"
 
 
+def _kernel(op: str, reference: str, path: KeyPath, root: Path) -> Iterator[Found]:
+    if op in PAGED:
+        yield path, f"{op} is chosen under attention", "write attention = { prefill = …, decode = … }"
+    elif is_plugin(reference):
+        for what, remedy in plugin_problems(reference, root):
+            yield path, what, remedy
+    else:
+        try:
+            catalog.implementation(reference, op)
+        except UsageError as error:
+            yield path, error.problems[0].what, error.problems[0].remedy
+
+
+def _any(op: str) -> str:
+    return next((found.name for found in catalog.implementations(op)), "FILE.py:NAME")
+
+
 def _levels(suite: Suite, root: Path) -> Iterator[Found]:
+    if suite.kernel is not None and not suite.kernel.points:
+        yield ("kernel", "points"), "no shape to measure at", 'e.g. points = ["32*1@4096"], or name a file of shapes'
     workload = suite.workload
     if workload is None:
         return

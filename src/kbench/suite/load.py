@@ -16,6 +16,7 @@ from kbench.errors import Problem, SuiteError, UsageError
 from kbench.suite import checks
 from kbench.suite.lines import key_lines, line_of
 from kbench.suite.schema import Arm, Suite
+from kbench.suite.shapes import Recorded, expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class LoadedSuite:
     suite: Suite
     path: Path
     warnings: tuple[Problem, ...]
+    overridden: tuple[str, ...] = ()
+    """Options of the command line that replace something in the file."""
+    recorded: Recorded | None = None
+    """How often which shape is called, where a file of `[kernel]` says so."""
 
     @property
     def root(self) -> Path:
@@ -71,10 +76,18 @@ def load_suite(
     except ValidationError as error:
         raise SuiteError(problem(item["loc"], *_explain(item)) for item in _causes(error)) from error
     root = path.parent
+    try:
+        suite, recorded = expanded(suite, root)
+    except UsageError as error:
+        raise SuiteError([problem(("kernel",), str(error), "")]) from error
     found = [problem(*item) for item in checks.problems(suite, root)]
     if found:
         raise SuiteError(found)
-    return LoadedSuite(suite, path, tuple(problem(*item) for item in checks.warnings(suite)))
+    given = (("--seed", seed is not None), ("--trace", bool(traces)), ("--costs", bool(costs)))
+    options = tuple(name for name, used in given if used)
+    odd = [problem(*item) for item in checks.warnings(suite)]
+    odd += [problem(("kernel",), note, "") for note in (recorded.notes if recorded else ())]
+    return LoadedSuite(suite, path, tuple(odd), options, recorded)
 
 
 def _read(path: Path) -> str:

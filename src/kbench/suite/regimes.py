@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import combinations
 
-from kbench.catalog import Point, op_applies, parse_point
+from kbench.catalog import Point, op_applies, parse_shape
 from kbench.suite.schema import Clause, Regime, Suite, Variant, When
 
 KeyPath = tuple[str | int, ...]
@@ -47,7 +47,8 @@ def regime_warnings(suite: Suite) -> Iterator[Found]:
     yield from _overlaps(suite)
     for index, regime in enumerate(suite.regime):
         for text in regime.points:
-            if regime.when is not None and not _inside(regime.when, parse_point(text)):
+            point = parse_shape(text).point
+            if regime.when is not None and point is not None and not _inside(regime.when, point):
                 yield ("regime", index, "points"), f"{text} lies outside of when", "it gates the regime nonetheless"
         yield from _edges(regime, index)
         yield from _unmeasured(suite, regime, index)
@@ -61,9 +62,10 @@ def _unmeasured(suite: Suite, regime: Regime, index: int) -> Iterator[Found]:
         settings = suite.kernel if level == "kernel" else suite.step
         if level == "workload" or settings is None:
             continue
-        measured = {parse_point(text) for text in settings.points}
+        measured = {parse_shape(text) for text in settings.points}
         for text in regime.points:
-            if parse_point(text) not in measured:
+            shape = parse_shape(text)
+            if shape not in measured and (level == "kernel" or shape.is_batch):
                 yield (
                     ("regime", index, "points"),
                     f"{text} is not measured at level {level}",
@@ -80,15 +82,15 @@ def _clause_evidence(suite: Suite, regime: Regime, clause: Clause, path: KeyPath
                 "raise workload.segments; as it is, the verdict is missing-evidence",
             )
     elif clause.level == "kernel" and suite.kernel and regime.points:
-        points = [parse_point(text) for text in regime.points]
-        if not any(op_applies(op, point) for op in suite.kernel.ops for point in points):
+        shapes = [parse_shape(text) for text in regime.points]
+        if not any(op_applies(op, shape) for op in suite.kernel.ops for shape in shapes):
             ops = ", ".join(suite.kernel.ops)
             yield path, f"{ops} serves no point of this regime", "add an operation that does to kernel.ops"
 
 
 def _edges(regime: Regime, index: int) -> Iterator[Found]:
     """A range speaks about all that lies in it; a point in its middle says nothing about its edges."""
-    points = [parse_point(text) for text in regime.points]
+    points = [shape.point for shape in map(parse_shape, regime.points) if shape.point is not None]
     if regime.when is None or not points:
         return
     for name, bounds, value in _ranges(regime.when):

@@ -35,6 +35,7 @@ def _op(text: str) -> None:
         raise UsageError(f"no operation {text!r}", remedy=f"one of {', '.join(catalog.OPS)}")
 
 
+ShapeText = Annotated[str, AfterValidator(lambda text: _checked(text, catalog.parse_shape))]
 PointText = Annotated[str, AfterValidator(lambda text: _checked(text, catalog.parse_point))]
 PresetName = Annotated[str, AfterValidator(lambda text: _checked(text, catalog.model_shape))]
 OpName = Annotated[str, AfterValidator(lambda text: _checked(text, _op))]
@@ -151,6 +152,8 @@ class Variant(Strict):
     """Tokens a KV page."""
     layout: Literal["NHD", "HND"] | None = None
     """Order of a KV page: tokens before heads (NHD, the default) or heads before tokens (HND)."""
+    kernels: dict[OpName, str] = Field(default_factory=dict)
+    """Who computes other operations: op, or family of ops, → a name, or FILE.py:NAME relative to the suite."""
     engine: EngineOverride = EngineOverride()
     """Keys of `[engine]` that this variant overrides."""
 
@@ -158,8 +161,18 @@ class Variant(Strict):
 class KernelLevel(Strict):
     ops: tuple[OpName, ...] = Field(default=("attention.decode",), min_length=1)
     """Operations to measure; see `kbench list ops`."""
-    points: tuple[PointText, ...] = Field(min_length=1)
-    """Batches, in the grammar [N*]Q[@K] joined by +."""
+    points: tuple[ShapeText, ...] = ()
+    """Batches in the grammar [N*]Q[@K] joined by + (or vLLM's, 2q2k_32q1s4k), axes by name (m=4000,n=4000,k=4000), or
+    both; an operation is measured at every one that fits it. May be left out where a file below brings shapes."""
+    shapes: str | None = None
+    """A CSV or TOML file of shapes (point, axes, weight), relative to the suite: all of them are measured."""
+    recorded: str | None = None
+    """What a workload had: steps.parquet of a run or the run's folder, relative to the suite; FILE#VARIANT where the
+    baseline was named otherwise there. It weighs the summary; without `points` its commonest shapes are measured."""
+    definition: str | None = None
+    """A FlashInfer-Trace definition (JSON), relative to the suite; it needs `workload`."""
+    workload: str | None = None
+    """The workloads of that definition (JSON or JSONL), relative to the suite."""
 
 
 class StepLevel(Strict):
@@ -210,6 +223,17 @@ class Measure(Strict):
     """Fewest calls or steps in a window."""
     window_ms: float = Field(default=50.0, gt=0, le=60_000)
     """Shortest window."""
+    cache: Literal["serving", "cold", "hot", "flush"] = "serving"
+    """State of the caches that kernels are timed in: weights and KV cold and activations hot (serving), everything
+    cold by rotation (cold) or by a flush before every call (flush), or the same buffers again (hot)."""
+    timer: Literal["auto", "graph", "event", "profiler", "wall"] = "auto"
+    """What reads the time of kernels: auto is graph replay on CUDA where it can be captured, else events; on a CPU the
+    wall."""
+    tuning: Literal["heuristic", "build", "warm-up", "live"] = "heuristic"
+    """Which configuration an implementation with something to tune runs with: its own rule of thumb, what the cache
+    holds (build), the cache after tuning this case first (warm-up), or tuned when first called (live)."""
+    tuning_cache: str = ""
+    """Folder of tuned configurations, relative to the suite; `kbench tune` fills it."""
     trial_timeout_s: float = Field(default=120.0, gt=0, le=86_400)
     """A worker that is silent for longer is hung: it is ended and its trial recorded as such."""
 
@@ -241,7 +265,7 @@ class Regime(Strict):
     """Trace classes that this regime speaks about."""
     when: When | None = None
     """For changes that can be switched per step: ranges instead of trace classes."""
-    points: tuple[PointText, ...] = ()
+    points: tuple[ShapeText, ...] = ()
     """Kernel and step cells that this regime needs; every one must be measured."""
     require: tuple[Clause, ...] = Field(min_length=1)
     """All of them must pass."""
@@ -254,12 +278,68 @@ class RulePolicy(Strict):
     """How long after its newest run a selector may enable anything."""
 
 
+VoidCode = Literal["baseline_crash", "throttle", "ecc", "gpu_lost", "wrong_backend", "host_contention"]
+"""Every code that something can raise; `decide.voids` says on what evidence."""
+
+VersionRange = Annotated[str, StringConstraints(pattern=r"^(>=|<=|==|>|<)\d+(\.\d+)*(,(>=|<=|==|>|<)\d+(\.\d+)*)*$")]
+
+
+class Power(Strict):
+    """What the plan must be able to see; `kbench plan` says whether it can, from the scatter of earlier sessions."""
+
+    target: float = Field(default=0.9, gt=0.5, lt=1)
+    """Probability of an enable where the candidate truly saves `at_saving`."""
+    at_saving: float = Field(gt=0, lt=1)
+    """The true saving of time that is hoped for; it must exceed every `min_saving`."""
+
+
+class Validity(Strict):
+    """Where an enable holds beyond the very machine that was measured; what was measured must lie inside."""
+
+    gpu: Annotated[str, StringConstraints(pattern=r"^[^*<>=]{3,128}\*?$")] | None = None
+    """Name of the GPU, or its beginning followed by *; absent: exactly the measured one."""
+    driver: VersionRange | None = None
+    """Range of driver versions, e.g. ">=570,<600"; absent: exactly the measured one."""
+    torch: VersionRange | None = None
+    """Range of torch versions; what follows a + is not compared. Absent: exactly the measured one."""
+    kbench: VersionRange | None = None
+    """Range of kbench versions, the measured engine; absent: exactly the measured one."""
+
+
+class Diagnostics(Strict):
+    contaminated: Literal["report", "inconclusive"] = "report"
+    """A step cell whose control phases (those that the candidate cannot touch) moved: say so, or refuse to enable."""
+
+
 class Rule(Strict):
     alpha: float = Field(default=0.05, gt=0, le=0.2)
     """Probability of a wrong enable of any regime."""
     looks: tuple[int, ...] = Field(default=(6, 8, 12), min_length=1)
     """Numbers of sessions at which the evidence is looked at."""
+    void_codes: tuple[VoidCode, ...] = ("baseline_crash",)
+    """Events that void a session for both arms, whichever arm they came from. Nothing else is ever left out."""
+    max_void_fraction: float = Field(default=1.0, ge=0, le=1)
+    """Largest share of void and lost sessions; above it nothing is enabled: inconclusive."""
+    max_runs: int | None = Field(default=None, ge=1, le=10_000)
+    """Most runs of one plan, aborted ones included; with more it is not confirmatory any longer: inconclusive."""
+    require_committed: bool = False
+    """The suite file must be committed and unchanged in git before anything is measured."""
+    power: Power | None = None
+    """What the plan must be able to see."""
+    validity: Validity = Validity()
+    """Where an enable holds beyond the very machine that was measured."""
+    diagnostics: Diagnostics = Diagnostics()
+    """What follows from a cell whose control phases moved."""
     policy: RulePolicy = RulePolicy()
+
+
+class Gate(Strict):
+    """How `kernel --gate` and `step --gate` judge a change before it is merged. It is no part of the rule."""
+
+    sessions: int = Field(default=1, ge=1, le=3)
+    """Sessions of the quick tier, which needs the host's noise card; without one it is the rule's first look."""
+    margin: float = Field(default=0.02, gt=0, lt=10)
+    """A cell passes when no slow-down beyond this is left possible, relative."""
 
 
 class Suite(Strict):
@@ -276,6 +356,7 @@ class Suite(Strict):
     workload: WorkloadLevel | None = None
     measure: Measure = Measure()
     rule: Rule = Rule()
+    gate: Gate = Gate()
     regime: tuple[Regime, ...] = ()
 
 
@@ -290,5 +371,12 @@ class Arm(Strict):
     page_size: int
     layout: Literal["NHD", "HND"]
     seed: int
+    kernels: dict[str, str] = Field(default_factory=dict)
+    """Implementations of operations other than paged attention."""
     root: str
     """Folder that relative paths start from."""
+
+    def implementation_of(self, op: str) -> str | None:
+        """Who computes `op` in this arm: named for it, for its family (`gemm` for `gemm.qkv`), or nobody."""
+        phases = {"attention.decode": self.decode, "attention.prefill": self.prefill}
+        return phases.get(op) or self.kernels.get(op) or self.kernels.get(op.partition(".")[0])
