@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from dataclasses import replace
 
@@ -138,7 +139,8 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
 
 
 def test_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_IMPLEMENTATIONS", dict(catalog._IMPLEMENTATIONS))
+    registered = importlib.import_module("kbench.catalog.implementations")
+    monkeypatch.setattr(registered, "_IMPLEMENTATIONS", dict(registered._IMPLEMENTATIONS))
     mine = Implementation("mine", ("attention.decode",), "mine:fn", "")
     catalog.register(mine)
     assert mine in catalog.implementations("attention.decode")
@@ -150,3 +152,42 @@ def test_registration(monkeypatch: pytest.MonkeyPatch) -> None:
     for ops in ((), ("attention.sideways",)):
         with pytest.raises(UsageError, match="unknown op"):
             catalog.register(Implementation("other", ops, "mine:fn", ""))
+
+
+PARAMETERS_B = {
+    "llama-3.2-1b": 1.236,
+    "llama-3.2-3b": 3.213,
+    "llama-3-8b": 8.030,
+    "llama-3-70b": 70.55,
+    "llama-3.1-405b": 405.9,
+    "mistral-7b": 7.248,
+    "qwen2.5-7b": 7.616,
+    "qwen2.5-72b": 72.71,
+    "qwen3-0.6b": 0.596,
+    "qwen3-1.7b": 1.721,
+    "qwen3-4b": 4.022,
+    "qwen3-8b": 8.191,
+    "qwen3-14b": 14.77,
+    "qwen3-32b": 32.76,
+    "qwen3-30b-a3b": 30.53,
+    "qwen3-235b-a22b": 235.1,
+    "mixtral-8x7b": 46.70,
+    "mixtral-8x22b": 140.6,
+    "phi-4": 14.66,
+    "phi-3-mini": 3.821,
+    "gemma-2-9b": 9.242,
+    "gpt-oss-20b": 20.91,
+    "gpt-oss-120b": 116.8,
+}
+"""Billions of parameters as their model cards state them: a wrong width shows here."""
+
+
+@pytest.mark.parametrize("name", PARAMETERS_B)
+def test_the_shape_of_a_preset_adds_up_to_its_published_size(name: str) -> None:
+    shape = catalog.model_shape(name)
+    attention = shape.hidden * (2 * shape.q_heads + 2 * shape.kv_heads) * shape.head_dim
+    feed = shape.experts or 1
+    width = shape.expert_intermediate if shape.experts else shape.intermediate
+    layer = attention + 3 * feed * shape.hidden * width + shape.experts * shape.hidden
+    total = shape.layers * layer + shape.vocab * shape.hidden * (1 if shape.tied_embeddings else 2)
+    assert total / 1e9 == pytest.approx(PARAMETERS_B[name], rel=0.003)

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from kbench.catalog import Implementation, implementation, implementations
 from kbench.errors import UsageError
 
+PAGED = ("attention.decode", "attention.prefill", "attention.mla_decode", "kv.")
+"""Operations to which pages, layouts and heads matter."""
+
 
 @dataclass(frozen=True, slots=True)
 class Query:
@@ -26,6 +29,8 @@ class Query:
     head_dim: int
     graph: bool = False
     mask: str = "causal"
+    features: tuple[str, ...] = ()
+    """What a layer adds to plain attention: window, softcap, sinks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +68,11 @@ def check(candidate: Implementation, query: Query) -> list[Reason]:
         if not ok:
             reasons.append(Reason(name, value, " or ".join(have)))
 
-    want("op", query.op, candidate.ops, query.op in candidate.ops)
+    want("op", query.op, candidate.ops, candidate.serves(query.op))
     want("device", query.device, candidate.devices, query.device in candidate.devices)
     want("dtype", query.dtype, candidate.dtypes, query.dtype in candidate.dtypes)
+    if not query.op.startswith(PAGED):
+        return reasons
     want("layout", query.layout, candidate.layouts, query.layout in candidate.layouts)
     multiple = candidate.page_multiple_of
     want("page_size", str(query.page_size), (f"a multiple of {multiple}",), query.page_size % multiple == 0)
@@ -80,6 +87,8 @@ def check(candidate: Implementation, query: Query) -> list[Reason]:
         want("head_dim", str(query.head_dim), ("a power of two of at least 16",), ok)
     want("heads", f"{query.q_heads}/{query.kv_heads}", ("q a multiple of kv",), query.q_heads % query.kv_heads == 0)
     want("graph", "capturable", ("eager only",), candidate.graph or not query.graph)
+    for feature in query.features:
+        want("feature", feature, candidate.features or ("none",), feature in candidate.features)
     want("mask", query.mask, ("causal",), query.mask == "causal")
     return reasons
 

@@ -122,6 +122,8 @@ def _use_torch() -> None:
 
     # Before any code under test: what measures keeps the clock that it imported, whatever is patched later.
     import kbench.clock.cuda
+    import kbench.clock.escape
+    import kbench.clock.integrity
     import kbench.clock.wall
     import kbench.measure.costs
     import kbench.measure.kernel
@@ -190,6 +192,23 @@ def _calibrate(hosted: Hosted, args: dict[str, Any]) -> Outcome:
     return calibrate_job(args.pop("trace"), hosted.arm, args.pop("costs"), **args)
 
 
+def _selftest(hosted: Hosted, args: dict[str, Any]) -> Outcome:
+    """One try of `kbench selftest`, or the list of all."""
+    from kbench.measure import selftest
+
+    if "kind" in args:
+        return Outcome(facts=selftest.try_kind(str(args["kind"]), hosted.device))
+    if "implementation" in args:
+        return Outcome(facts=selftest.try_honest(str(args["implementation"]), str(args["op"]), hosted.device))
+    return Outcome(facts=selftest.listing(hosted.device))
+
+
+def _tune(hosted: Hosted, args: dict[str, Any]) -> Outcome:
+    from kbench.measure.tuning import tune_job
+
+    return tune_job(hosted.arm, hosted.device, hosted.measure, **args)
+
+
 def _divergence(_: Hosted, args: dict[str, Any]) -> Outcome:
     from kbench.measure.workload import divergence_job
 
@@ -204,6 +223,8 @@ JOBS: dict[str, Callable[[Hosted, dict[str, Any]], Outcome]] = {
     "virtual": _virtual,
     "exec": _exec,
     "calibrate": _calibrate,
+    "selftest": _selftest,
+    "tune": _tune,
     "divergence": _divergence,
 }
 

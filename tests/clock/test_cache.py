@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kbench.clock.cache import COLD_FACTOR, last_level_bytes, plan_rotation
+from kbench.clock.cache import COLD_FACTOR, STATES, Flush, State, last_level_bytes, plan_rotation, plan_state
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -41,3 +41,58 @@ def test_the_last_level_is_read_from_sys(tmp_path: Path) -> None:
     (tmp_path / "index3" / "size").write_text("nonsense")
     assert last_level_bytes(CPU, tmp_path) == 2 * MIB
     assert last_level_bytes(CPU, tmp_path / "absent") == 0
+
+
+@pytest.mark.parametrize("streamed", [0, 1 << 10, 520_192, 60 * MIB, 537 * MIB])
+@pytest.mark.parametrize("activations", [0, 64 << 10, 100 * MIB])
+@pytest.mark.parametrize("wanted", STATES)
+def test_a_label_is_only_given_where_it_is_met(streamed: int, activations: int, wanted: State) -> None:
+    cache = 60 * MIB
+    state = plan_state(streamed, activations, cache, "cuda", wanted)
+    whole = streamed + activations
+    assert state.wanted == wanted and state.label in (wanted, "warm", "cold")
+    if state.label == "cold":
+        assert max(state.rotated_bytes, whole) >= COLD_FACTOR * cache
+    if state.label == "hot":
+        assert (state.sets, state.activation_sets, state.flush_bytes) == (1, 1, 0) and whole <= cache
+    if state.label == "flush":
+        assert state.flush_bytes >= 2 * cache and state.sets == 1
+    if state.label == "serving":
+        assert state.activation_sets == 1
+        assert not streamed or state.sets * streamed >= COLD_FACTOR * cache
+
+
+def test_serving_keeps_activations_and_rotates_what_is_streamed() -> None:
+    weights, activations = 32 * MIB, 512 << 10
+    state = plan_state(weights, activations, 60 * MIB, "cuda", "serving")
+    assert (state.label, state.sets, state.activation_sets) == ("serving", 6, 1)
+    assert state.rotated_bytes == 6 * weights + activations
+    norm = plan_state(0, activations, 60 * MIB, "cuda", "serving")
+    assert (norm.label, norm.sets) == ("serving", 1), "a norm streams nothing: its activations are hot"
+    decode = plan_state(512 * MIB, activations, 60 * MIB, "cuda", "serving")
+    assert decode.label == "serving", "a thousandth of the data makes no difference"
+    prefill = plan_state(100 * MIB, 100 * MIB, 60 * MIB, "cuda", "serving")
+    assert prefill.label == "warm", "one call's own data push its activations out, but not for sure"
+    assert plan_state(180 * MIB, 100 * MIB, 60 * MIB, "cuda", "serving").label == "cold"
+
+
+def test_cold_counts_activations_too() -> None:
+    state = plan_state(30 * MIB, 30 * MIB, 60 * MIB, "cuda", "cold")
+    assert (state.label, state.sets, state.activation_sets) == ("cold", 3, 3)
+
+
+def test_nothing_is_claimed_of_an_unknown_or_a_huge_cache() -> None:
+    for wanted in STATES:
+        assert plan_state(MIB, MIB, 0, "cpu", wanted).label == "unverified"
+    assert plan_state(MIB, 0, 1 << 30, "cpu", "flush").label == "warm"
+    assert plan_state(MIB, 0, 300 * MIB, "cpu", "flush").flush_bytes == 600 * MIB
+
+
+def test_a_flush_writes_all_of_its_buffer_each_time() -> None:
+    flush = Flush(CPU, 4_096)
+    assert flush.bytes == 4_096
+    seen = []
+    for _ in range(3):
+        flush()
+        seen.append(flush._buffer.unique().tolist())
+    assert seen == [[1], [0], [1]]

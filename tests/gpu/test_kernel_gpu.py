@@ -15,13 +15,14 @@ from kbench.clock.device import DeviceClock, peak_bytes_per_us
 from kbench.clock.profiler import profile_kernels
 from kbench.clock.timer import prepared_timer
 from kbench.kernels.registry import load
-from kbench.kernels.verify import verify
 from kbench.measure.kernel import KernelTrial
 from kbench.ops.attention import AttentionBatch, AttentionSpec
+from kbench.ops.base import InputSettings
 from kbench.ops.correctness import judge, standard
-from kbench.ops.inputs import InputSettings, build
+from kbench.ops.inputs import build
 from kbench.protocol import Status
 from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings
+from kernels.holding import hold
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -63,7 +64,7 @@ def test_every_implementation_is_right(name: str, op: str, dtype: str, page: int
         (SMALL, "2*1@515" if decode else "1*33@70"),
     ):
         with torch.inference_mode():
-            verdict = verify(load(name, op), op, parse_point(point), spec, settings(dtype, page, layout))
+            verdict = hold(load(name, op), op, parse_point(point), spec, settings(dtype, page, layout))
         assert verdict.status is Status.OK, verdict.message
         assert verdict.facts["null_models_killed"] == verdict.facts["null_models"] >= 5
 
@@ -71,7 +72,7 @@ def test_every_implementation_is_right(name: str, op: str, dtype: str, page: int
 @pytest.mark.parametrize("point", PRACTICE)
 def test_the_triton_decode_is_right_on_the_practice_points(point: str) -> None:
     with torch.inference_mode():
-        verdict = verify(
+        verdict = hold(
             load("triton-paged", "attention.decode"),
             "attention.decode",
             parse_point(point),
@@ -88,7 +89,7 @@ def test_the_triton_decode_is_right_on_the_practice_points(point: str) -> None:
 def test_the_triton_decode_takes_odd_groups_and_pages(spec: AttentionSpec, page: int) -> None:
     for dtype in DTYPES:
         with torch.inference_mode():
-            verdict = verify(
+            verdict = hold(
                 load("triton-paged", "attention.decode"),
                 "attention.decode",
                 parse_point("2*1@700+1*1@33"),

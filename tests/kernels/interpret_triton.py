@@ -12,8 +12,9 @@ import torch
 from kbench.catalog import parse_point
 from kbench.kernels import triton_paged
 from kbench.ops.attention import AttentionSpec
+from kbench.ops.base import InputSettings
 from kbench.ops.correctness import judge, standard
-from kbench.ops.inputs import InputSettings, build, edge_cases
+from kbench.ops.inputs import build, edge_cases
 
 POINT = parse_point("2*1@515+1*1@127")
 

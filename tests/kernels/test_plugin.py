@@ -8,10 +8,11 @@ import torch
 from kbench.catalog import parse_point
 from kbench.errors import UsageError
 from kbench.kernels.registry import is_plugin, load
-from kbench.kernels.verify import verify
 from kbench.ops.attention import AttentionSpec
-from kbench.ops.inputs import InputSettings
+from kbench.ops.base import InputSettings
 from kbench.protocol import Status
+
+from .holding import hold
 
 OP = "attention.decode"
 FUNCTION = """
@@ -45,7 +46,7 @@ def test_both_forms_load_and_are_right(tmp_path: Path, text: str, name: str) -> 
     made = load(f"{write(tmp_path, text)}:{name}", OP, tmp_path)
     assert made.name == name
     settings = InputSettings(16, "NHD", torch.float32, torch.device("cpu"), 1)
-    assert verify(made, OP, parse_point("2*1@40"), AttentionSpec(4, 2, 16), settings).status is Status.OK
+    assert hold(made, OP, parse_point("2*1@40"), AttentionSpec(4, 2, 16), settings).status is Status.OK
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,8 @@ def test_a_virtual_replay_reports_every_segment_and_writes_its_tables(files: tup
     kv = pq.read_table(paths["kv"]).to_pylist()
     assert all(row["in_use_pages"] + row["evictable_pages"] + row["blank_pages"] == row["pages"] for row in kv)
     assert len(pq.read_table(paths["steps"])) == len(kv) == facts["counters"]["steps"]
+    assert sum(shape["calls"] for shape in facts["shapes"]) == facts["counters"]["steps"]
+    assert sum(shape["time_us"] for shape in facts["shapes"]) == pytest.approx(facts["counters"]["busy_us"], rel=1e-6)
 
 
 def test_a_slower_arm_serves_fewer(files: tuple[Path, Path]) -> None:

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from kbench.catalog import parse_point
 from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV, cost, oracle, same_dtype, sequence_kv
-from kbench.ops.inputs import InputSettings, build
+from kbench.ops.base import InputSettings
+from kbench.ops.inputs import build
 
 CPU = torch.device("cpu")
 

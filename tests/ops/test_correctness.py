@@ -7,17 +7,9 @@ import torch
 
 from kbench.catalog import parse_point
 from kbench.ops.attention import AttentionSpec
-from kbench.ops.correctness import (
-    FLOORS,
-    Standard,
-    checksum,
-    judge,
-    null_output,
-    null_report,
-    row_errors,
-    standard,
-)
-from kbench.ops.inputs import Inputs, InputSettings, build
+from kbench.ops.base import FLOORS, InputSettings, checksum, row_errors
+from kbench.ops.correctness import Standard, judge, null_output, null_report, standard
+from kbench.ops.inputs import Inputs, build
 
 SPEC = AttentionSpec(4, 2, 32)
 ALWAYS = {"zeros", "dropped last page", "mask one short", "heads swapped", "stale output"}
@@ -32,11 +24,22 @@ def pair(point: str, dtype: torch.dtype = torch.float32, spec: AttentionSpec = S
     return standard(make(point, "random", dtype, spec)), standard(make(point, "needle", dtype, spec))
 
 
+CONTEXTS = (127, 128, 129, 1_000, 4_096, 16_384)
+LONG_CONTEXTS = tuple(pytest.param(context, marks=pytest.mark.slow) for context in (65_536, 131_072))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("context", [127, 1_024, 4_096, 32_767, 131_072])
-def test_every_null_model_fails_at_every_context(context: int, dtype: torch.dtype) -> None:
-    report = null_report(pair(f"1*1@{context}", dtype, AttentionSpec(2, 1, 16)))
+@pytest.mark.parametrize("context", [*CONTEXTS, *LONG_CONTEXTS])
+def test_every_wrong_answer_fails_at_every_context(context: int, dtype: torch.dtype) -> None:
+    """A dropped last page, a mask off by one, swapped heads, zeros, stale memory: each as a null model, and each as an
+    answer that is handed to the judge in the dtype of the case."""
+    both = pair(f"1*1@{context}", dtype, AttentionSpec(2, 1, 16))
+    report = null_report(both)
     assert set(report.killed) == ALWAYS and not report.survived
+    for name in ALWAYS:
+        wrong = [judge(null_output(name, own, both[place - 1]).to(dtype), own) for place, own in enumerate(both)]
+        assert not all(judgement.ok for judgement in wrong), name
+    assert all(judge(own.expected.to(dtype), own).ok for own in both)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,7 +7,8 @@ import torch
 
 from kbench.catalog import parse_point
 from kbench.ops.attention import AttentionSpec, sequence_kv
-from kbench.ops.inputs import InputSettings, build, build_sets, edge_cases
+from kbench.ops.base import InputSettings
+from kbench.ops.inputs import build, build_sets, edge_cases
 
 CPU = torch.device("cpu")
 SPEC = AttentionSpec(4, 2, 32)
@@ -92,5 +93,10 @@ def test_edge_cases_hold_the_lengths_that_break_kernels(op: str, page: int) -> N
     lengths = {kv for case in cases for _, kv in case.point.sequences}
     assert {1, page, page + 1, 2 * page} <= lengths
     assert op == "attention.prefill" or page == 1 or page - 1 in lengths
-    assert any(case.aliased for case in cases) and {case.kind for case in cases} == {"random", "needle", "one-hot"}
+    assert any(case.aliased for case in cases) and {case.kind for case in cases} == {
+        "random",
+        "needle",
+        "one-hot",
+        "rising",
+    }
     assert all(case.point.is_decode for case in cases) == (op == "attention.decode")

@@ -6,7 +6,7 @@ import signal
 
 import typer
 
-from kbench.cli import decide, info, ledger, measure, plan, traces
+from kbench.cli import calibrate, decide, explain, info, kernel, ledger, measure, plan, selftest, traces, tune
 
 app = typer.Typer(
     name="kbench",
@@ -17,15 +17,20 @@ app = typer.Typer(
 app.command("plan")(plan.plan)
 app.command("run")(measure.run)
 app.command("timeline")(measure.timeline)
-app.command("kernel")(measure.kernel)
+app.command("kernel")(kernel.kernel)
 app.command("step")(measure.step)
 app.command("workload")(measure.workload)
 app.command("decide")(decide.decide)
 app.command("report")(decide.report)
+app.command("explain")(explain.explain)
+app.command("repro")(explain.repro)
+app.command("tune")(tune.tune)
+app.command("calibrate")(calibrate.calibrate)
 app.add_typer(traces.app, name="trace")
 app.add_typer(ledger.app, name="ledger")
 app.command("list")(info.list_)
 app.command("env")(info.env)
+app.command("selftest")(selftest.selftest)
 
 
 def _version(shown: bool) -> None:

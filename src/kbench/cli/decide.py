@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +23,6 @@ class Decided:
 
     decision: Decision
     records: list[RunRecord]
-    earlier_plans: list[dict[str, object]]
 
 
 @common.one_line_errors
@@ -76,7 +75,6 @@ def decide_and_show(
 
     decided = _decide(plan, out) if exploratory is None else _explore(plan, exploratory)
     document = decided.decision.to_json()
-    document["earlier_plans"] = decided.earlier_plans
     document["exploratory"] = exploratory is not None
     document["exit_code"] = int(told.exit_code(decided.decision))
     if exploratory is None:
@@ -107,22 +105,26 @@ def write_report(plan: Plan, decided: Decided, path: Path) -> Path:
 
 
 def _decide(plan: Plan, out: Path) -> Decided:
-    from kbench.decide import Evidence, decide
+    from kbench.decide import Evidence, decide, explain
     from kbench.run.history import History
 
     history = History.read(out, plan.name)
     history.require_unchanged(plan)
     records, aborted, void = history.evidence(plan)
-    evidence = Evidence.of(records, aborted=aborted, void=void)
-    decision = decide(plan.loaded.suite, evidence, plan_hash=plan.plan_hash)
-    return Decided(decision, records, list(history.earlier_plans(plan)))
+    suite = plan.loaded.suite
+    evidence = Evidence.of(
+        records, aborted=aborted, void=void, total=len(records) + aborted, void_codes=suite.rule.void_codes
+    )
+    decision = explain(decide(suite, evidence, plan_hash=plan.plan_hash), suite, evidence)
+    return Decided(replace(decision, earlier_plans=tuple(history.earlier_plans(plan))), records)
 
 
 def _explore(plan: Plan, record: RunRecord) -> Decided:
-    from kbench.decide import Evidence, decide
+    from kbench.decide import Evidence, decide, explain
 
-    evidence = Evidence.of([record], aborted=0, void=0)
-    return Decided(decide(plan.loaded.suite, evidence, plan_hash=plan.plan_hash), [record], [])
+    suite = plan.loaded.suite
+    evidence = Evidence.of([record], aborted=0, void=0, void_codes=suite.rule.void_codes)
+    return Decided(explain(decide(suite, evidence, plan_hash=plan.plan_hash), suite, evidence), [record])
 
 
 def _keep(plan: Plan, decided: Decided, out: Path) -> str:

@@ -27,26 +27,44 @@ def list_(
     debug: common.Debug = False,
 ) -> None:
     """List operations, kernels, models, shipped suites or trace presets."""
+    from kbench.report import listing
+
     rows = _rows(topic)
     if as_json:
         common.print_json({topic.value: rows})
         return
-    for row in rows:
-        typer.echo("  ".join(str(value) for value in row.values() if value not in ("", (), [])))
+    for line in listing.lines(topic.value, rows):
+        typer.echo(line)
 
 
 def _rows(topic: Topic) -> list[dict[str, Any]]:
     from kbench import catalog
 
     if topic is Topic.OPS:
-        return [{"name": name, "summary": summary} for name, summary in catalog.OPS.items()]
+        from kbench.catalog.arguments import ARGUMENTS
+
+        return [
+            {
+                "name": op.name,
+                "summary": op.summary,
+                "function": f"fn({', '.join(ARGUMENTS[op.name])})",
+                "axes": ", ".join(op.axes),
+                "batches": op.batches,
+                "kernels": ", ".join(found.name for found in catalog.implementations(op.name)),
+            }
+            for op in catalog.OPS.values()
+        ]
     if topic is Topic.KERNELS:
         return [
             {
                 "name": found.name,
                 "ops": ", ".join(found.ops),
                 "devices": ", ".join(found.devices),
+                "dtypes": ", ".join(found.dtypes),
                 "page_multiple_of": found.page_multiple_of,
+                "features": ", ".join(found.features),
+                "graph": found.graph,
+                "requires": ", ".join(found.requires),
                 "summary": found.summary,
             }
             for found in catalog.implementations()

@@ -14,6 +14,7 @@ from kbench.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from kbench.plan import Plan
     from kbench.record import RunRecord
+    from kbench.run.loop import Options
 
 
 @common.one_line_errors
@@ -41,7 +42,7 @@ def run(
     with told.whatever_happens():
         plan = common.load_plan(suite, seed, traces, costs)
         if dry_run:
-            return _show_plan(plan, out, as_json)
+            return show_plan(plan, out, as_json)
         levels = ("kernel", "step", "timeline", "workload")
         record = _execute(plan, levels, out, device, resume, budget, exploratory, "")
         code = decide_and_show(plan, out, as_json, told, exploratory=record if exploratory else None)
@@ -78,14 +79,22 @@ def timeline(
     else:
         plan = common.load_plan(source, seed, traces, costs)
         if dry_run:
-            return _show_plan(plan, out, as_json)
-        records = _measured(plan, ("timeline",), out, device, resume, None, exploratory, "")
+            return show_plan(plan, out, as_json)
+        records = measured(plan, ("timeline",), out, device, resume, None, exploratory, "")
         document = views.timeline_view(plan.loaded.suite, records)
-    _show(document, as_json, tables.timeline_table)
+    show(document, as_json, tables.timeline_table)
     share = float(document["classes"].get("attention", {}).get("share", 0.0))
     if min_share is not None and share < min_share:
         typer.echo(f"kbench: attention takes {share:.1%} of the step, less than {min_share:.1%}", err=True)
         raise typer.Exit(int(ExitCode.DISABLE))
+
+
+GateOption = Annotated[
+    bool, typer.Option("--gate", help="Judge every cell and exit 1 on a regression; [gate] in the suite sets how.")
+]
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="With --gate: inconclusive (3) at once where the host has no noise card.")
+]
 
 
 def _windowed(level: str, question: str) -> Callable[..., None]:
@@ -103,25 +112,33 @@ def _windowed(level: str, question: str) -> Callable[..., None]:
         only: common.Only = "",
         dry_run: common.DryRun = False,
         exploratory: common.Exploratory = False,
+        gate: GateOption = False,
+        quick: QuickOption = False,
         traces: common.TraceFiles = None,
         costs: common.CostFiles = None,
         debug: common.Debug = False,
     ) -> None:
         from kbench.report import tables, views
 
-        show = {"kernel": (views.kernel_view, tables.kernel_table), "step": (views.step_view, tables.step_table)}
-        view, table = show[level]
+        if gate and exploratory:
+            raise UsageError("--gate and --exploratory exclude each other", remedy="a gate locks nothing anyway")
+        if quick and not gate:
+            raise UsageError("--quick is an option of --gate", remedy="add --gate")
         plan = common.load_plan(suite, seed, traces, costs)
         if dry_run:
-            return _show_plan(plan, out, as_json)
-        records = _measured(plan, (level,), out, device, resume, budget, exploratory, only)
-        _show(view(plan.loaded.suite, records), as_json, table)
+            return show_plan(plan, out, as_json)
+        if gate:
+            return _gate(plan, level, out, device, resume, budget, only, as_json, quick)
+        records = measured(plan, (level,), out, device, resume, budget, exploratory, only)
+        if level == "step":
+            return show(views.step_view(plan.loaded.suite, records), as_json, tables.step_table)
+        show(views.kernel_view(plan.loaded.suite, records, plan.loaded.recorded), as_json, tables.kernel_table)
 
     command.__doc__ = question
     return command
 
 
-kernel = _windowed("kernel", "Level 1: is the operation right, and faster, on the shapes that matter?")
+suite_kernel = _windowed("kernel", "Level 1: is the operation right, and faster, on the shapes that matter?")
 step = _windowed("step", "Level 2: is a whole engine step faster, conversion, metadata and launches included?")
 
 
@@ -145,25 +162,25 @@ def workload(
 
     plan = common.load_plan(suite, seed, traces, costs)
     if dry_run:
-        return _show_plan(plan, out, as_json)
-    records = _measured(plan, ("workload",), out, device, resume, budget, exploratory, "")
-    _show(views.workload_view(plan.loaded.suite, records), as_json, tables.workload_table)
+        return show_plan(plan, out, as_json)
+    records = measured(plan, ("workload",), out, device, resume, budget, exploratory, "")
+    show(views.workload_view(plan.loaded.suite, records), as_json, tables.workload_table)
 
 
-def _show(document: dict[str, Any], as_json: bool, table: Any) -> None:
+def show(document: dict[str, Any], as_json: bool, table: Any) -> None:
     if as_json:
         common.print_json(document)
     else:
         common.console().print(table(document))
 
 
-def _show_plan(plan: Plan, out: Path, as_json: bool) -> None:
-    from kbench.cli.plan import show
+def show_plan(plan: Plan, out: Path, as_json: bool) -> None:
+    from kbench.cli import plan as plans
 
-    show(plan, out, as_json)
+    plans.show(plan, out, as_json)
 
 
-def _measured(
+def measured(
     plan: Plan,
     levels: tuple[str, ...],
     out: Path,
@@ -172,19 +189,45 @@ def _measured(
     budget: float | None,
     exploratory: bool,
     only: str,
+    sessions: int | None = None,
 ) -> list[RunRecord]:
     """Measure what is due of one level and return everything there is to show about it."""
-    missing = [level for level in levels if level != "timeline" and getattr(plan.loaded.suite, level) is None]
-    if missing:
-        raise UsageError(
-            f"the suite has no [{missing[0]}]", where=str(plan.loaded.path), remedy=f"add it, or leave out {missing[0]}"
-        )
-    record = _execute(plan, levels, out, device, resume, budget, exploratory, only)
+    _require_levels(plan, levels)
+    record = _execute(plan, levels, out, device, resume, budget, exploratory, only, sessions)
     if record is not None and record.header["exploratory"]:
         return [record]
     from kbench.run.history import History
 
     return History.read(out, plan.name).evidence(plan)[0]
+
+
+def _require_levels(plan: Plan, levels: tuple[str, ...]) -> None:
+    missing = [level for level in levels if level != "timeline" and getattr(plan.loaded.suite, level) is None]
+    if missing:
+        raise UsageError(
+            f"the suite has no [{missing[0]}]", where=str(plan.loaded.path), remedy=f"add it, or leave out {missing[0]}"
+        )
+
+
+def _gate(
+    plan: Plan,
+    level: str,
+    out: Path,
+    device: str,
+    resume: bool,
+    budget: float | None,
+    only: str,
+    as_json: bool,
+    quick: bool,
+) -> None:
+    """Measure a level as a gate, show its verdicts, and end with its exit code."""
+    from kbench.report import tables
+    from kbench.run.gate import gate
+
+    _require_levels(plan, (level,))
+    found = gate(plan, _options(plan, (level,), out, device, resume, budget, False, only), level, quick_only=quick)
+    show(found.document, as_json, tables.gate_table)
+    raise typer.Exit(int(found.exit_code))
 
 
 def _execute(
@@ -196,13 +239,31 @@ def _execute(
     budget: float | None,
     exploratory: bool,
     only: str,
+    sessions: int | None = None,
 ) -> RunRecord | None:
-    from kbench.report.plain import progress
+    from dataclasses import replace
+
     from kbench.run.execute import execute
+
+    options = _options(plan, levels, out, device, resume, budget, exploratory, only)
+    return execute(plan, options if sessions is None else replace(options, sessions=sessions))
+
+
+def _options(
+    plan: Plan,
+    levels: tuple[str, ...],
+    out: Path,
+    device: str,
+    resume: bool,
+    budget: float | None,
+    exploratory: bool,
+    only: str,
+) -> Options:
+    from kbench.report.plain import progress
     from kbench.run.loop import Options
     from kbench.run.session import Host
 
-    options = Options(
+    return Options(
         levels=levels,
         root=out,
         host=Host(device=common.resolve_device(device)),
@@ -212,4 +273,3 @@ def _execute(
         only=only,
         observe=progress(plan),
     )
-    return execute(plan, options)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from kbench.cli import common
 
 if TYPE_CHECKING:
+    from kbench.decide.power import Sight
     from kbench.plan import Plan
+    from kbench.record import RunRecord
 
 
 @common.one_line_errors
@@ -37,6 +39,8 @@ def show(found: Plan, out: Path, as_json: bool) -> None:
 
 def describe(found: Plan, out: Path) -> dict[str, Any]:
     """The plan as one JSON document."""
+    from kbench.decide.evidence import Evidence
+    from kbench.decide.power import sights
     from kbench.plan import block_orders, estimated_seconds
     from kbench.run.history import History
     from kbench.run.loop import sessions_of
@@ -47,7 +51,13 @@ def describe(found: Plan, out: Path) -> dict[str, Any]:
     records, aborted, _ = history.evidence(found)
     rule, measure, workload = found.loaded.suite.rule, found.loaded.suite.measure, found.loaded.suite.workload
     levels = ("kernel", "step")
-    have = {level: sessions_of(records, level) for level in levels if found.at(level)}
+    codes = rule.void_codes
+    have = {level: sessions_of(records, level, codes) for level in levels if found.at(level)}
+    plans: dict[str, list[RunRecord]] = {}
+    for record in history.scatter(found):
+        plans.setdefault(str(record.header.get("plan_hash")), []).append(record)
+    earlier = [Evidence.of(runs, void_codes=codes) for runs in plans.values()]
+    seen = sights(found.loaded.suite, earlier, aborted=aborted)
     regimes = max(1, len(found.loaded.suite.regime))
     alpha = rule.alpha / regimes / (1 + aborted)
     return {
@@ -68,5 +78,13 @@ def describe(found: Plan, out: Path) -> dict[str, Any]:
         "family_error": (
             None if workload is None else family_error(regimes, workload.segments, rule.alpha / (1 + aborted))
         ),
+        "sees": [sight.to_json() for sight in seen],
+        "power_reached": _reached(seen) if rule.power else None,
         "warnings": [str(warning) for warning in found.loaded.warnings],
     }
+
+
+def _reached(seen: tuple[Sight, ...]) -> bool | None:
+    """Whether every superiority clause sees what `[rule.power]` wants; None where there is nothing to go by."""
+    said = [sight.reaches for sight in seen if sight.test == "superiority"]
+    return None if not said or None in said else all(said)

@@ -1,21 +1,37 @@
-"""Cold and warm caches, as labels that were checked.
+"""Cache states, as labels that were checked.
 
-Owns the arithmetic of rotation: a call finds its data cold only if enough other data was read since it ran last. The
-label is `cold` where the rotated union is at least 3× the last-level cache, `warm` where it is less, `unverified` where
-nobody knows how large the cache is.
+Owns the arithmetic of a wanted state: which buffers are rotated and how many sets of them, how much is written to
+flush, and the label that this earns. It is the wanted state's name only where it is met:
+
+- `cold`: all of a call's data was pushed out, because at least 3× the last-level cache was read since it was used last;
+- `hot`: the same buffers again, and they fit into the cache;
+- `flush`: at least 2× the cache is written before every single call;
+- `serving`: weights and KV (streamed) are cold by rotation, activations are the same each time and still in the cache.
+
+`warm` is whatever is none of these; `unverified` is a cache whose size nobody knows. How a state is brought about while
+a clock runs is the timers' business.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
+State = Literal["hot", "cold", "flush", "serving"]
+STATES: tuple[State, ...] = ("hot", "cold", "flush", "serving")
+
 COLD_FACTOR = 3
+FLUSH_FACTOR = 2
 MAX_SETS = {"cuda": 1_024, "cpu": 32}
 MAX_BYTES = {"cuda": 8 << 30, "cpu": 96 << 20}
 """Rotation stops growing here; on a CPU with a huge shared cache the honest label is then `warm`."""
+MAX_FLUSH_BYTES = 1 << 30
+IMMATERIAL = 0.01
+"""Activations below this share of a call's data make no difference, hot or cold."""
 CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
@@ -26,6 +42,12 @@ class CacheState:
     cache_bytes: int
     """Size of the last-level cache; 0 where it is unknown."""
     sets: int
+    """Sets of the streamed data; 1 where nothing is rotated."""
+    activation_sets: int = 1
+    """Sets of the activations: as many as `sets` where they are rotated too."""
+    flush_bytes: int = 0
+    """Written before every call; 0 where nothing is."""
+    wanted: str = "cold"
 
 
 def last_level_bytes(device: torch.device, caches: Path = CPU_CACHES) -> int:
@@ -45,14 +67,73 @@ def last_level_bytes(device: torch.device, caches: Path = CPU_CACHES) -> int:
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
+def plan_state(
+    streamed_bytes: int, activation_bytes: int, cache_bytes: int, device_type: str, wanted: State
+) -> CacheState:
+    """What to rotate and to flush for a wanted state, and the label that it earns.
+
+    `streamed_bytes`: what a call reads of weights and KV; `activation_bytes`: everything else that it touches, outputs
+    included. Where nothing is streamed (a norm, an activation function), `serving` is its activations alone.
+    """
+    whole = streamed_bytes + activation_bytes
+    if wanted == "cold":
+        sets = _sets(whole, cache_bytes, device_type)
+        met = sets * whole >= COLD_FACTOR * cache_bytes
+        return CacheState(_label(wanted, met, cache_bytes), sets * whole, cache_bytes, sets, sets, 0, wanted)
+    if wanted == "flush":
+        flush = min(FLUSH_FACTOR * cache_bytes, MAX_FLUSH_BYTES)
+        met = flush >= FLUSH_FACTOR * cache_bytes
+        return CacheState(_label(wanted, met, cache_bytes), whole, cache_bytes, 1, 1, flush, wanted)
+    if wanted == "hot" or not streamed_bytes:
+        return CacheState(_label(wanted, whole <= cache_bytes, cache_bytes), whole, cache_bytes, 1, 1, 0, wanted)
+    sets = _sets(streamed_bytes, cache_bytes, device_type)
+    rotated = sets * streamed_bytes
+    streamed_cold = rotated >= COLD_FACTOR * cache_bytes
+    kept = whole <= cache_bytes or activation_bytes <= IMMATERIAL * whole
+    label = _label(wanted, streamed_cold and kept, cache_bytes)
+    if label == "warm" and streamed_bytes >= COLD_FACTOR * cache_bytes:
+        label = "cold"  # a single call streams so much that nothing of the activations is left for the next
+    return CacheState(label, rotated + activation_bytes, cache_bytes, sets, 1, 0, wanted)
+
+
 def plan_rotation(set_bytes: int, cache_bytes: int, device_type: str) -> CacheState:
-    """How many input sets to rotate, at least two, and the label that this rotation earns."""
+    """`cold` of data that are all streamed."""
+    return plan_state(set_bytes, 0, cache_bytes, device_type, "cold")
+
+
+def _sets(set_bytes: int, cache_bytes: int, device_type: str) -> int:
     kind = "cuda" if device_type == "cuda" else "cpu"
     size = max(1, set_bytes)
-    wanted = -(-COLD_FACTOR * cache_bytes // size)
-    sets = max(2, min(wanted, MAX_SETS[kind], MAX_BYTES[kind] // size))
+    return max(2, min(-(-COLD_FACTOR * cache_bytes // size), MAX_SETS[kind], MAX_BYTES[kind] // size))
+
+
+def _label(wanted: str, met: bool, cache_bytes: int) -> str:
     if not cache_bytes:
-        label = "unverified"
-    else:
-        label = "cold" if sets * set_bytes >= COLD_FACTOR * cache_bytes else "warm"
-    return CacheState(label, sets * set_bytes, cache_bytes, sets)
+        return "unverified"
+    return wanted if met else "warm"
+
+
+class Flush:
+    """Writes a buffer that is larger than the cache: whatever was cached is not any more. One kernel on CUDA."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        self._buffer = torch.empty(max(1, size // 4), dtype=torch.int32, device=device)
+        self._value = 0
+        if device.type == "cuda":
+            reset_persisting()
+
+    @property
+    def bytes(self) -> int:
+        return self._buffer.numel() * 4
+
+    def __call__(self) -> None:
+        self._value ^= 1
+        self._buffer.fill_(self._value)
+
+
+def reset_persisting() -> bool:
+    """Give back L2 lines that code under test set aside as persisting: a flush does not evict those. False: unknown."""
+    try:
+        return int(ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache()) == 0
+    except (OSError, AttributeError):
+        return False

@@ -7,6 +7,9 @@ plain launches would time the host. `GraphTimer` captures many calls, each input
 Seen on an H200: while a process has the device's only context, each node of a graph takes 0.35 µs longer than once a
 second context has existed, and so it does while a profiler is attached to any process. The pair of workers of a session
 is past that; a lone process is not.
+
+Bound here at import, before code under test is loaded: what is patched into `torch.cuda` later reaches no timer
+(`clock.integrity` says that it was).
 """
 
 # mypy: disable-error-code="no-untyped-call"
@@ -19,6 +22,9 @@ from itertools import cycle, islice
 from time import perf_counter_ns
 
 import torch
+from torch.cuda import CUDAGraph, Event, Stream, _sleep, current_stream, synchronize
+from torch.cuda import graph as capture_into
+from torch.cuda import stream as on_stream
 
 from kbench.clock.timer import Call
 
@@ -43,7 +49,7 @@ class GraphTimer:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: CUDAGraph | None = None
         self._held: list[object] = []
         self._block_us = BLOCK_US
         self._late = 0
@@ -57,13 +63,13 @@ class GraphTimer:
 
     def prepare(self, calls: Sequence[Call]) -> None:
         """Capture the rotation once, see how long it takes, and capture as many rotations as make a long graph."""
-        stream = torch.cuda.Stream(self._device)
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(stream):
+        stream = Stream(self._device)
+        stream.wait_stream(current_stream(self._device))
+        with on_stream(stream):
             for call in calls:
                 call()
-        torch.cuda.current_stream(self._device).wait_stream(stream)
-        torch.cuda.synchronize(self._device)
+        current_stream(self._device).wait_stream(stream)
+        synchronize(self._device)
         self._capture(calls)
         self._hide_launch()
         rotation_us = max(0.1, self._read() * len(calls))
@@ -77,7 +83,7 @@ class GraphTimer:
     def round(self) -> None:
         assert self._graph is not None
         self._graph.replay()
-        torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def window(self, min_calls: int, min_ms: float) -> list[float]:
         self._late = self._readings = 0
@@ -94,29 +100,29 @@ class GraphTimer:
 
     def _capture(self, calls: Sequence[Call]) -> None:
         self._graph, self._held = None, []
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        synchronize(self._device)
+        graph = CUDAGraph()
+        with capture_into(graph):
             held = [call() for call in calls]
         self._graph, self._held, self.round_calls = graph, held, len(calls)
-        torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def _hide_launch(self) -> None:
         """Block the device for as long as a launch of this graph takes the host. The first launch also uploads it."""
         assert self._graph is not None
         host_us = []
         for _ in range(3):
-            torch.cuda.synchronize(self._device)
+            synchronize(self._device)
             start = perf_counter_ns()
             self._graph.replay()
             host_us.append((perf_counter_ns() - start) / 1_000)
-        torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         self._block_us = BLOCK_US + 2 * min(host_us)
 
     def _read(self, blocks: float = 1.0) -> float:
         assert self._graph is not None
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(int(blocks * self._block_us * CYCLES_PER_US))
+        begin, end = Event(enable_timing=True), Event(enable_timing=True)
+        _sleep(int(blocks * self._block_us * CYCLES_PER_US))
         begin.record()
         self._graph.replay()
         end.record()
@@ -129,10 +135,10 @@ class GraphTimer:
 def leave_capture(device: torch.device) -> None:
     """After a capture that failed: torch's generator stays in capture mode until another capture ends well."""
     value = torch.zeros(1, device=device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph = CUDAGraph()
+    with capture_into(graph):
         value.add_(1)
-    torch.cuda.synchronize(device)
+    synchronize(device)
 
 
 class EventTimer:
@@ -165,7 +171,7 @@ class EventTimer:
         for call in self._calls:
             call()
         host_us = (perf_counter_ns() - start) / 1_000 / len(self._calls)
-        torch.cuda.synchronize(self._device)
+        synchronize(self._device)
         self._block_us = BLOCK_US + 2 * host_us
         device_us = max(0.5, min(self._read() for _ in range(3)))
         self._batch = max(1, min(QUEUED_CALLS, int(READING_US / device_us) + 1))
@@ -175,7 +181,7 @@ class EventTimer:
     def round(self) -> None:
         for call in self._calls:
             call()
-        torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def window(self, min_calls: int, min_ms: float) -> list[float]:
         self._late = False
@@ -193,8 +199,8 @@ class EventTimer:
 
     def _read(self, batch: int = 0, blocks: float = 1.0) -> float:
         calls = list(islice(self._rotation, batch or self._batch))
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(int(blocks * self._block_us * CYCLES_PER_US))
+        begin, end = Event(enable_timing=True), Event(enable_timing=True)
+        _sleep(int(blocks * self._block_us * CYCLES_PER_US))
         begin.record()
         held = [call() for call in calls]
         end.record()

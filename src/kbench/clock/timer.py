@@ -48,19 +48,36 @@ class Timer(Protocol):
 
 
 def make_timer(name: str, device: torch.device) -> Timer:
-    """`wall` anywhere; `graph`, `event` on CUDA."""
+    """`wall` anywhere; `graph`, `event`, `profiler` on CUDA."""
     from kbench.clock.cuda import EventTimer, GraphTimer
+    from kbench.clock.profiler import ProfilerTimer
     from kbench.clock.wall import WallTimer
 
     if name == "wall":
         return WallTimer(device)
-    if name in ("graph", "event") and device.type == "cuda":
-        return GraphTimer(device) if name == "graph" else EventTimer(device)
-    raise UsageError(f"no timer {name!r} on {device.type}", remedy="auto, wall; on CUDA also graph and event")
+    on_cuda: dict[str, Callable[[torch.device], Timer]] = {
+        "graph": GraphTimer,
+        "event": EventTimer,
+        "profiler": ProfilerTimer,
+    }
+    if name in on_cuda and device.type == "cuda":
+        return on_cuda[name](device)
+    raise UsageError(f"no timer {name!r} on {device.type}", remedy="auto, wall; on CUDA also graph, event, profiler")
 
 
-def prepared_timer(calls: Sequence[Call], device: torch.device, name: str = "auto") -> Timer:
-    """A timer that is ready. `auto`: wall on the CPU; on CUDA graph if the calls can be captured, else event."""
+def prepared_timer(calls: Sequence[Call], device: torch.device, name: str = "auto", flush_bytes: int = 0) -> Timer:
+    """A timer that is ready. `auto`: wall on the CPU; on CUDA graph if the calls can be captured, else event.
+
+    With `flush_bytes` (the cache state `flush`) each call is timed alone after a flush: events on CUDA, else the wall.
+    """
+    if flush_bytes:
+        from kbench.clock.flush import FlushTimer
+
+        if name not in ("auto", "event" if device.type == "cuda" else "wall"):
+            raise UsageError(f"the timer {name!r} cannot flush before each call", remedy="auto, or another cache state")
+        flushing = FlushTimer(device, flush_bytes)
+        flushing.prepare(calls)
+        return flushing
     if name != "auto":
         timer = make_timer(name, device)
         timer.prepare(calls)

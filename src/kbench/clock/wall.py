@@ -11,6 +11,7 @@ from itertools import cycle, islice
 from time import perf_counter_ns
 
 import torch
+from torch.cuda import synchronize
 
 from kbench.clock.timer import Call
 
@@ -72,4 +73,4 @@ class WallTimer:
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+            synchronize(self._device)

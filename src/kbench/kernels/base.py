@@ -1,16 +1,17 @@
-"""The contract between an attention operation and whoever computes it.
+"""The contracts between operations and whoever computes them.
 
-Owns the protocol only. Built-ins and plug-ins implement it alike; callers (the engine, level 1) know nothing else about
-an implementation. What an implementation supports is declared in `kbench.catalog`, not here.
+Owns the protocols only. Built-ins and plug-ins implement them alike; callers (the engine, level 1) know nothing else
+about an implementation. What an implementation supports is declared in `kbench.catalog`, not here.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
+from kbench.ops.base import Outputs
 
 
 @runtime_checkable
@@ -39,3 +40,41 @@ class Attention(Protocol):
         Unused slots, unused pages and the null page may hold NaN. Inputs are not changed.
         """
         ...
+
+
+@runtime_checkable
+class TensorKernel(Protocol):
+    """One implementation of an operation with named arguments (`kbench.ops.tensors`).
+
+    Arguments are those that the operation lists, by name. An instance may hold workspaces, never the result of a call.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def convert(self, arguments: dict[str, Any]) -> Any:
+        """Arguments with weights in the layout that `run` wants; the identity returns them as they are. Timed apart."""
+        ...
+
+    def plan(self, state: Any) -> Any:
+        """Metadata and workspaces for what `convert` returned. Timed apart."""
+        ...
+
+    def run(self, state: Any, plan: Any, out: Outputs) -> Tensor | Outputs:
+        """The answer: `out`, filled, or other tensors of the same form. One output may be returned bare."""
+        ...
+
+
+class PlainKernel:
+    """Base of implementations that convert and plan nothing: they write `run` alone."""
+
+    name = "plain"
+
+    def convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return arguments
+
+    def plan(self, state: dict[str, Any]) -> None:
+        return None
+
+    def run(self, state: dict[str, Any], plan: None, out: Outputs) -> Tensor | Outputs:
+        raise NotImplementedError

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV, same_dtype
+from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV, same_dtype_lse
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class ReferenceAttention:
     def plan(self, batch: AttentionBatch, spec: AttentionSpec, kv: PagedKV) -> ReferencePlan:
         return ReferencePlan(batch, spec)
 
-    def run(self, q: Tensor, kv: PagedKV, plan: object, out: Tensor) -> Tensor:
+    def run(self, q: Tensor, kv: PagedKV, plan: object, out: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         assert isinstance(plan, ReferencePlan)
-        return same_dtype(q, kv, plan.batch, plan.spec, out)
+        answer = same_dtype_lse(q, kv, plan.batch, plan.spec, out)
+        return answer if plan.spec.lse else answer[0]

@@ -7,32 +7,47 @@ Owns `load`. A reference is a catalogue name (`kbench.catalog` knows its entry, 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from pathlib import Path
+from typing import Any
 
 from kbench import catalog
 from kbench.errors import UsageError
-from kbench.kernels.base import Attention
+from kbench.kernels.base import Attention, TensorKernel
+from kbench.suite.plugins import is_plugin
+
+PAGED = ("attention.decode", "attention.prefill")
 
 
-def is_plugin(reference: str) -> bool:
-    """Whether `reference` names a file rather than a catalogue entry."""
-    return ".py:" in reference or reference.endswith(".py")
+def load(reference: str, op: str, root: Path | None = None) -> Any:
+    """An instance of the implementation `reference` of `op`: an `Attention` for paged attention, else a `TensorKernel`.
 
-
-def load(reference: str, op: str, root: Path | None = None) -> Attention:
-    """An instance of the implementation `reference` of `op`; `root` is where relative plug-in paths start."""
+    `root` is where relative plug-in paths start.
+    """
     if is_plugin(reference):
         from kbench.kernels.plugin import load_plugin
 
         return load_plugin(reference, op, root or Path())
-    entry = catalog.implementation(reference, op).entry
-    module, _, attribute = entry.partition(":")
+    known = catalog.implementation(reference, op)
+    if known.installed:
+        from kbench.kernels.plugin import load_plugin
+
+        return load_plugin(known.entry, op, Path())
+    absent = [package for package in known.requires if importlib.util.find_spec(package) is None]
+    if absent:
+        raise UsageError(f"{reference} needs {', '.join(absent)}", remedy="install it or name another implementation")
+    module, _, attribute = known.entry.partition(":")
     try:
         made = getattr(importlib.import_module(module), attribute)()
     except ImportError as error:
         raise UsageError(
             f"{reference} needs a package that is not installed: {error}", remedy="install it or name another kernel"
         ) from error
-    if not isinstance(made, Attention):
-        raise UsageError(f"{reference} ({entry}) lacks part of the contract", remedy="it needs convert, plan and run")
+    if not isinstance(made, Attention if op in PAGED else TensorKernel):
+        raise UsageError(
+            f"{reference} ({known.entry}) lacks part of the contract", remedy="it needs convert, plan and run"
+        )
     return made
+
+
+__all__ = ["is_plugin", "load"]

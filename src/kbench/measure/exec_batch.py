@@ -121,7 +121,7 @@ def scattered_tables(scheduler: Scheduler, point: Point, page_size: int, seed: i
 
     They are taken from the scheduler's pool, which then has none to give: a step of the point needs no more.
     """
-    pages = scheduler.pool.allocate(scheduler.config.pages)
+    pages = list(scheduler.pool.allocate(scheduler.config.pages))
     random.Random(seed).shuffle(pages)
     tables = []
     for _, kv in point.sequences:

@@ -29,6 +29,7 @@ from kbench.measure.load import (
 )
 from kbench.measure.load import cost_scale as measured_scale
 from kbench.measure.service import Limits, Segments, evaluate, not_due, segments_of, without
+from kbench.measure.shapes import histogram
 from kbench.measure.tables import read_requests, write_parts
 from kbench.protocol import Measurement, Outcome
 from kbench.suite.schema import Arm, Slo
@@ -180,6 +181,7 @@ def _report(
         "page_size": result.page_size,
         "pages": result.pages,
         "counters": dict(result.counters),
+        "shapes": histogram(result.steps),
     }
     return Outcome(measurements=service.measurements, facts=facts)
 

@@ -6,29 +6,39 @@ the operation, how inputs are made (`ops.inputs`) or when an answer is good enou
 
 Conventions: page 0 is the null page, never allocated and never read; queries are packed ragged, `[tokens, q_heads,
 head_dim]`; query `i` of a sequence with `query_len` new tokens and `kv_len` tokens after the step sees the keys
-`0 .. kv_len - query_len + i` (causal, aligned to the end); a row that sees no key is 0.
+`0 .. kv_len - query_len + i` (causal, aligned to the end), of these the last `window`; a row that sees no key is 0 and
+its log-sum-exp is -inf (the sink's logit where there is a sink).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-Layout = Literal["NHD", "HND"]
+from kbench.ops.base import Cost, Layout
+
 NULL_PAGE = 0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """Heads of one attention layer; `q_heads` is a multiple of `kv_heads` (GQA)."""
+    """One attention layer; `q_heads` is a multiple of `kv_heads` (GQA). The defaults are plain causal attention."""
 
     q_heads: int
     kv_heads: int
     head_dim: int
+    window: int = 0
+    """Keys that a query sees at most, its own among them; 0: all."""
+    softcap: float = 0.0
+    """Scaled scores s become softcap * tanh(s / softcap); 0: they stay."""
+    sinks: Tensor | None = field(default=None, compare=False, repr=False)
+    """float32 `[q_heads]`: a learned logit a head, neither scaled nor capped, that takes mass and gives no value."""
+    lse: bool = False
+    """Whether a call answers `(output, lse)`: float32 `[tokens, q_heads]`, the natural logarithm of the sum of the
+    exponentials of all visible scores, and of the sink."""
 
     @property
     def scale(self) -> float:
@@ -116,28 +126,39 @@ class AttentionBatch:
             row += query_len
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one call must do at least, from actual lengths: padding and page tails are nobody's work."""
+def first_visible(spec: AttentionSpec, position: int) -> int:
+    """The first key that the query at `position` sees."""
+    return max(0, position + 1 - spec.window) if spec.window else 0
 
-    flops: int
-    bytes_read: int
-    bytes_written: int
 
-    @property
-    def bytes(self) -> int:
-        return self.bytes_read + self.bytes_written
+def visible_tokens(batch: AttentionBatch, spec: AttentionSpec) -> int:
+    """Cached tokens that some query sees: what a call must read."""
+    return sum(
+        kv_len - first_visible(spec, max(0, kv_len - query_len))
+        for query_len, kv_len in zip(batch.query_lens, batch.kv_lens, strict=True)
+    )
+
+
+def visible_pairs(batch: AttentionBatch, spec: AttentionSpec) -> int:
+    """Pairs of a query and a key that it sees."""
+    pairs = 0
+    for query_len, kv_len in zip(batch.query_lens, batch.kv_lens, strict=True):
+        first = max(0, kv_len - query_len)  # position of the first query that sees anything
+        full = min(kv_len, max(first, spec.window)) if spec.window else kv_len  # from here on the window is full
+        pairs += (full * (full + 1) - first * (first + 1)) // 2 + (kv_len - full) * spec.window
+    return pairs
 
 
 def cost(batch: AttentionBatch, spec: AttentionSpec, itemsize: int) -> Cost:
-    """Two multiply-adds per visible (query, key, head, element); Q, K and V read once, the output written once."""
-    pairs = sum(
-        query_len * (kv_len - query_len) + query_len * (query_len + 1) // 2
-        for query_len, kv_len in zip(batch.query_lens, batch.kv_lens, strict=True)
-    )
+    """Two multiply-adds per visible (query, key, head, element); Q, visible K and V read once, the output written."""
     rows = batch.tokens * spec.q_heads * spec.head_dim * itemsize
-    kv = 2 * sum(batch.kv_lens) * spec.kv_heads * spec.head_dim * itemsize
-    return Cost(flops=4 * pairs * spec.q_heads * spec.head_dim, bytes_read=rows + kv, bytes_written=rows)
+    kv = 2 * visible_tokens(batch, spec) * spec.kv_heads * spec.head_dim * itemsize
+    sinks = 4 * spec.q_heads if spec.sinks is not None else 0
+    return Cost(
+        flops=4 * visible_pairs(batch, spec) * spec.q_heads * spec.head_dim,
+        bytes_read=rows + kv + sinks,
+        bytes_written=rows + (4 * batch.tokens * spec.q_heads if spec.lse else 0),
+    )
 
 
 def sequence_kv(kv: PagedKV, batch: AttentionBatch, index: int, kv_len: int) -> tuple[Tensor, Tensor]:
@@ -160,56 +181,113 @@ def oracle(
 
     `shift` moves the causal limit and `drop_last_page` hides the last page: wrong answers on purpose, for null models.
     """
+    return oracle_lse(q, kv, batch, spec, shift=shift, drop_last_page=drop_last_page)[0]
+
+
+def oracle_lse(
+    q: Tensor, kv: PagedKV, batch: AttentionBatch, spec: AttentionSpec, *, shift: int = 0, drop_last_page: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `oracle`, with the log-sum-exp, float64 `[tokens, q_heads]`."""
     out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    lse = torch.zeros(q.shape[:2], dtype=torch.float64, device=q.device)
     for index, (row, query_len, kv_len) in enumerate(batch.spans()):
-        keys, values = sequence_kv(kv, batch, index, kv_len)
         seen = (-(-kv_len // kv.page_size) - 1) * kv.page_size if drop_last_page else kv_len
-        limits = torch.arange(kv_len - query_len + 1, kv_len + 1, device=q.device) + shift
         rows = slice(row, row + query_len)
-        out[rows] = _attend(q[rows], keys, values, limits.clamp(0, seen), spec, torch.float64)
-    return out
+        view = _Visible.of(query_len, kv_len, spec, q.device).moved(shift, max(0, seen))
+        keys, values = sequence_kv(kv, batch, index, kv_len)
+        out[rows], lse[rows] = _attend(q[rows], keys, values, view, spec, torch.float64)
+    return out, lse
 
 
 def same_dtype(q: Tensor, kv: PagedKV, batch: AttentionBatch, spec: AttentionSpec, out: Tensor) -> Tensor:
     """The oracle's mathematics with every intermediate in `q.dtype`: what plain code in that type can achieve."""
+    return same_dtype_lse(q, kv, batch, spec, out)[0]
+
+
+def same_dtype_lse(
+    q: Tensor, kv: PagedKV, batch: AttentionBatch, spec: AttentionSpec, out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `same_dtype`, with the log-sum-exp in float32."""
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     for index, (row, query_len, kv_len) in enumerate(batch.spans()):
         keys, values = sequence_kv(kv, batch, index, kv_len)
-        limits = torch.arange(kv_len - query_len + 1, kv_len + 1, device=q.device)
         rows = slice(row, row + query_len)
-        out[rows] = _attend(q[rows], keys, values, limits, spec, q.dtype)
-    return out
+        view = _Visible.of(query_len, kv_len, spec, q.device)
+        out[rows], lse[rows] = _attend(q[rows], keys, values, view, spec, q.dtype)
+    return out, lse
+
+
+@dataclass(frozen=True, slots=True)
+class _Visible:
+    """Row `i` sees the keys `lows[i] .. highs[i] - 1`; all of them lie in `first .. last - 1`."""
+
+    lows: Tensor
+    highs: Tensor
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, query_len: int, kv_len: int, spec: AttentionSpec, device: torch.device) -> _Visible:
+        highs = torch.arange(kv_len - query_len + 1, kv_len + 1, device=device)
+        lows = (highs - spec.window).clamp_min(0) if spec.window else torch.zeros_like(highs)
+        return cls(lows, highs.clamp_min(0), first_visible(spec, max(0, kv_len - query_len)), kv_len)
+
+    def moved(self, shift: int, seen: int) -> _Visible:
+        """The causal limit moved, and no key from `seen` on."""
+        return _Visible(self.lows, (self.highs + shift).clamp(0, seen), self.first, self.last)
+
+    def rows(self, part: slice) -> _Visible:
+        return _Visible(self.lows[part], self.highs[part], self.first, self.last)
 
 
 _CHUNK_ELEMENTS = 1 << 23
 """Largest temporary, in elements: 64 MiB in float64."""
 
 
-def _attend(q: Tensor, keys: Tensor, values: Tensor, limits: Tensor, spec: AttentionSpec, dtype: torch.dtype) -> Tensor:
-    """softmax(q kᵀ) v of one sequence, `q` `[rows, q_heads, d]`, row `i` seeing the first `limits[i]` keys."""
-    rows, kv_len = q.shape[0], keys.shape[0]
-    if kv_len == 0:
-        return torch.zeros_like(q, dtype=dtype)
+def _attend(
+    q: Tensor, keys: Tensor, values: Tensor, view: _Visible, spec: AttentionSpec, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ) v of one sequence, `q` `[rows, q_heads, d]`, and the log-sum-exp `[rows, q_heads]`."""
+    rows, tokens = q.shape[0], view.last - view.first
     grouped = q.reshape(rows, spec.kv_heads, spec.group, spec.head_dim)
-    out = torch.empty(grouped.shape, dtype=dtype, device=q.device)
-    heads = max(1, min(spec.kv_heads, _CHUNK_ELEMENTS // (kv_len * spec.head_dim)))
+    sinks = spec.sinks.reshape(spec.kv_heads, spec.group) if spec.sinks is not None else None
+    out = torch.zeros(grouped.shape, dtype=dtype, device=q.device)
+    lse = torch.empty(grouped.shape[:3], dtype=dtype, device=q.device)
+    if tokens <= 0 or not rows:
+        lse.copy_(sinks.expand(lse.shape) if sinks is not None else lse.new_full((), float("-inf")))
+        return out.reshape(q.shape), lse.reshape(rows, spec.q_heads)
+    keys, values = keys[view.first : view.last], values[view.first : view.last]
+    heads = max(1, min(spec.kv_heads, _CHUNK_ELEMENTS // (tokens * spec.head_dim)))
     for head in range(0, spec.kv_heads, heads):
         some = slice(head, head + heads)
         k = keys[:, some].to(dtype).permute(1, 2, 0)
         v = values[:, some].to(dtype).transpose(0, 1)
-        height = max(1, _CHUNK_ELEMENTS // (kv_len * spec.group * k.shape[0]))
+        sink = sinks[some].to(dtype) if sinks is not None else None
+        height = max(1, _CHUNK_ELEMENTS // (tokens * spec.group * k.shape[0]))
         for top in range(0, rows, height):
             part = slice(top, top + height)
-            out[part, some] = _softmax_rows(grouped[part, some].to(dtype), k, v, limits[part], spec.scale)
-    return out.reshape(q.shape)
+            out[part, some], lse[part, some] = _softmax_rows(
+                grouped[part, some].to(dtype), k, v, view.rows(part), spec, sink
+            )
+    return out.reshape(q.shape), lse.reshape(rows, spec.q_heads)
 
 
-def _softmax_rows(q: Tensor, k: Tensor, v: Tensor, limits: Tensor, scale: float) -> Tensor:
+def _softmax_rows(
+    q: Tensor, k: Tensor, v: Tensor, view: _Visible, spec: AttentionSpec, sink: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """`q` `[rows, heads, group, d]`, `k` `[heads, d, keys]`, `v` `[heads, keys, d]`; rows that see no key are 0."""
     rows, heads, group, dim = q.shape
     stacked = q.transpose(0, 1).reshape(heads, rows * group, dim)
-    scores = (stacked @ k * scale).reshape(heads, rows, group, -1)
-    hidden = torch.arange(scores.shape[-1], device=q.device) >= limits[:, None]
+    scores = (stacked @ k * spec.scale).reshape(heads, rows, group, -1)
+    if spec.softcap:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    place = torch.arange(view.first, view.last, device=q.device)
+    hidden = (place >= view.highs[:, None]) | (place < view.lows[:, None])
     scores = scores.masked_fill(hidden[None, :, None, :], float("-inf"))
-    weights = torch.softmax(scores, dim=-1).masked_fill((limits <= 0)[None, :, None, None], 0.0)
+    if sink is not None:
+        scores = torch.cat((scores, sink[:, None, :, None].expand(heads, rows, group, 1)), dim=-1)
+    nothing = hidden.all(dim=-1)[None, :, None, None]
+    weights = torch.softmax(scores, dim=-1).masked_fill(nothing, 0.0)[..., : v.shape[1]]
     mixed = weights.reshape(heads, rows * group, -1) @ v
-    return mixed.reshape(heads, rows, group, dim).transpose(0, 1)
+    lse = torch.logsumexp(scores, dim=-1).transpose(0, 1)
+    return mixed.reshape(heads, rows, group, dim).transpose(0, 1), lse

@@ -1,0 +1,58 @@
+"""The second witness of a trial: a profiler beside the timer, in a worker where nothing is timed for evidence.
+
+Owns what ran (kernels on CUDA, torch's operators on a CPU), their time, and who that makes the implementation. A name
+that begins with `aten::` is expected of a CPU, any other of CUDA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kbench.clock.profiler import profile_kernels
+from kbench.clock.timer import Timer
+
+OPERATOR = "aten::"
+SHOWN = 8
+
+
+def expects_here(expected: str, device_type: str) -> bool:
+    return bool(expected) and expected.startswith(OPERATOR) == (device_type == "cpu")
+
+
+def observed(expected: str, resolved: str, names: tuple[str, ...]) -> str:
+    """`resolved` where the expected kernel was among those that ran, else what ran instead; nothing is `unknown`."""
+    if any(expected in name for name in names):
+        return resolved
+    return names[0] if names else "unknown"
+
+
+def host_operators(timer: Timer) -> tuple[str, ...]:
+    """Operators that one round called, those with most time first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        timer.round()
+    rows = sorted(seen.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    return tuple(row.key for row in rows if row.key.startswith(OPERATOR))
+
+
+def cuda_facts(timer: Timer) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Profiler time of the very calls that were timed, in the same rotation; and the kernels that ran.
+
+    `profiler_us` leaves out the gaps between kernels and is to be compared with the undisturbed timer;
+    `profiler_span_us` holds them, which profiling widens: its partner is the timer's reading of the same replay.
+    """
+    profile = profile_kernels(timer.witnessed, timer.round_calls, torch.device("cuda"))
+    if profile is None:
+        return {}, ()
+    facts = {
+        "profiler_us": profile.busy_us,
+        "profiler_sum_us": profile.sum_us,
+        "profiler_span_us": profile.span_us,
+        f"{timer.name}_profiled_us": profile.timer_us,
+        "kernels": list(profile.names[:SHOWN]),
+        "kernels_per_call": profile.kernels,
+    }
+    return facts, profile.names
