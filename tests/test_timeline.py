@@ -99,7 +99,6 @@ def test_a_real_cpu_trace_closes_without_its_remainder(cpu_trace: Path) -> None:
     assert found["classes"]["other"]["us"] == 0
     assert total_share(found) == pytest.approx(1, abs=1e-3)
     assert set(us(found)) >= {"attention", "gemm", "norm_rope_activation", "kv_write", "sampling", "metadata"}
-    assert found["classes"]["gemm"]["share"] > found["classes"]["norm_rope_activation"]["share"]
     assert found["source"] == "cpu.json.gz"
     json.dumps(found, allow_nan=False)
 
