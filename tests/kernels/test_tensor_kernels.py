@@ -40,8 +40,13 @@ SHAPES = {
 }
 """One small shape of each operation that has an implementation."""
 KERNELS = [
-    (impl.name, op) for impl in catalog.implementations() if "cpu" in impl.devices for op in impl.ops if op not in PAGED
+    pytest.param(impl.name, op, marks=[pytest.mark.slow] if impl.name.startswith("compile") else [])
+    for impl in catalog.implementations()
+    if "cpu" in impl.devices
+    for op in impl.ops
+    if op not in PAGED
 ]
+"""A compilation takes seconds to minutes: those are slow tests."""
 
 
 def held(name: str, op: str, dtype: torch.dtype) -> Verification:
