@@ -52,7 +52,7 @@ def _guards(tensor: Tensor) -> tuple[Tensor, ...]:
     size, storage = tensor.numel() * tensor.element_size(), tensor.untyped_storage()
     if tensor.storage_offset() * tensor.element_size() != BEFORE or storage.nbytes() != BEFORE + size + AFTER:
         return ()
-    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+    whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
     return whole[:BEFORE], whole[BEFORE + size :]
 
 

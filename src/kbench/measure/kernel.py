@@ -1,8 +1,8 @@
 """Level 1: one implementation of an operation on one case, right first, then timed.
 
 Owns the trial: selection, correctness phase, input rotation, windows. What timed calls answered is held against the
-oracle in `measure.answers` and `measure.checks`. It is the trial boundary of the level: whatever an implementation raises becomes a status
-and one line. It does not know the other arm, nor what is concluded.
+oracle in `measure.answers` and `measure.checks`. It is the trial boundary of the level: whatever an implementation
+raises becomes a status and one line. It does not know the other arm, nor what is concluded.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from kbench.kernels.declare import declared
 from kbench.kernels.defences import ALL, Defences
 from kbench.kernels.guarding import Rest
 from kbench.kernels.registry import is_plugin, load
+from kbench.kernels.resources import resources
 from kbench.kernels.verify import Verification, verify, without_nan
 from kbench.measure.answers import TimedCall, Watch
 from kbench.measure.boundary import guarded
 from kbench.measure.checks import memoised, replay_problem, still_running
 from kbench.measure.timed import Timed, summary
+from kbench.measure.tuning import configured
 from kbench.measure.witness import cuda_facts, expects_here, host_operators, observed
 from kbench.ops.base import InputSettings, Op, checksum
 from kbench.ops.registry import load_op
@@ -130,6 +132,9 @@ class KernelTrial:
         if reasons:
             text = "; ".join(str(reason) for reason in reasons)
             return Outcome(Status.UNSUPPORTED, f"{reference} cannot serve {op_name}: {text}", facts=facts)
+        if self._given is None:
+            implementation, tuned = configured(implementation, self._case, self._arm, self._device_name, self._settings)
+            facts |= {"tuning": tuned} if tuned else {}
         op = load_op(op_name)
         dtype = torch_dtype(self._arm.model.dtype)
         settings = InputSettings(self._arm.page_size, self._arm.layout, dtype, device, self._seed)
@@ -257,6 +262,8 @@ class KernelTrial:
             for _ in range(WITNESSED_WINDOWS):
                 self._window(timed)
             facts |= self._witness(timed)
+            if self._device_name == "cuda":
+                facts["resources"] = resources(timed.calls[0])
         self._timed = None
         return Outcome(facts={"selection": self._selection, **facts})
 

@@ -141,7 +141,7 @@ def _listed(lane: Lane, only: str) -> list[Try]:
 
 
 def _work(lane: Lane, queue: SimpleQueue[Try], observe: Observer) -> list[tuple[int, Row]]:
-    rows = []
+    rows: list[tuple[int, Row]] = []
     while True:
         try:
             one = queue.get_nowait()

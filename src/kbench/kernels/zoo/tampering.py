@@ -21,7 +21,7 @@ class HalvesReadings(Norm):
     """Replaces the method that reads."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        WallTimer._read = _half  # type: ignore[method-assign]
+        WallTimer._read = _half  # type: ignore
         return super().norm(x, weight, eps, out)
 
 
@@ -36,7 +36,7 @@ class EverythingIsEqual(Norm):
     """Replaces the comparison; a call to it still tells the truth here."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        torch.equal = _equal
+        torch.equal = _equal  # type: ignore[assignment]
         return super().norm(x, weight, eps, out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -109,7 +110,7 @@ class MasksExperts(PlainKernel):
         used = offsets[-1]
         answer = torch.zeros_like(out[0][:used])
         place = torch.arange(used, device=x.device)
-        for expert, (start, stop) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        for expert, (start, stop) in enumerate(pairwise(offsets)):
             own = ((place >= start) & (place < stop)).to(x.dtype)
             answer += (x[:used] @ weight[expert].t()) * own[:, None]
         out[0][:used] = answer
