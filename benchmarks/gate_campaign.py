@@ -4,8 +4,9 @@
     python benchmarks/gate_campaign.py --state DIR --json   the summary so far; exit 1 where a figure is missed
 
 One small step case (gate_campaign.toml) on the CPU. In random order, all in the same hours: A/A gates, gates of a
-planted saving, gates of a planted slow-down; beside every second A/A gate the layout that people use without a tool ("all
-A, then all B", as many windows), judged by Mann–Whitney and Welch over windows and as benchstat would over ten counts.
+planted saving, gates of a planted slow-down; beside every second A/A gate the layout that people use without a tool
+("all A, then all B", as many windows), judged by Mann–Whitney and Welch over windows and as benchstat would over ten
+counts.
 Every gate goes through `run.gate.gate`, what `kbench step --gate` calls, with workers spawned afresh for every session;
 only the traced pass is left out. What is planted are real copies inside the attention of one arm, never a sleep: how
 many of them make 2 and 3 % is measured at the start. The noise card is calibrated at the start and anew after every
