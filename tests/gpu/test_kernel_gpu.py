@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -33,8 +34,9 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 ON_CUDA = [
     pytest.param(impl.name, op, dtype, id=f"{impl.name}-{op}-{dtype}")
     for impl in implementations()
-    if "cuda" in impl.devices
+    if "cuda" in impl.devices and all(importlib.util.find_spec(package) for package in impl.requires)
     for op in impl.ops
+    if op in ("attention.decode", "attention.prefill")
     for dtype in impl.dtypes
 ]
 
@@ -55,10 +57,11 @@ def within(one: float, other: float, share: float = 0.03, floor_us: float = 0.3)
     return abs(one - other) <= max(share * other, floor_us)
 
 
-@pytest.mark.parametrize(("page", "layout"), [(16, "NHD"), (64, "HND")])
 @pytest.mark.parametrize(("name", "op", "dtype"), ON_CUDA)
-def test_every_implementation_is_right(name: str, op: str, dtype: str, page: int, layout: str) -> None:
+def test_every_implementation_reads_large_pages_in_its_other_layout(name: str, op: str, dtype: str) -> None:
     decode = op == "attention.decode"
+    known = implementation(name)
+    page, layout = max(64, known.page_multiple_of), known.layouts[-1]
     for spec, point in (
         (LLAMA, "3*1@127+1*1@1500" if decode else "1*60@300+1*200"),
         (SMALL, "2*1@515" if decode else "1*33@70"),

@@ -141,6 +141,7 @@ class KernelTrial:
         with torch.inference_mode():
             verified = verify(implementation, op, shape, settings, thorough=self._thorough, defences=self._defences)
             facts["correctness"] = verified.facts
+            _give_back(device)
             if verified.status is not Status.OK:
                 return Outcome(verified.status, verified.message, _scopes(verified), facts)
             self._clock = DeviceClock(device)
@@ -216,7 +217,10 @@ class KernelTrial:
                 return Outcome(Status.INCORRECT, problem, facts=facts)
         if timed.latencies_us:
             facts |= {f"{timed.timer.name}_us": median(timed.latencies_us), "device": summary(timed.clocks)}
+        device = watch.device
+        del timed, watch
         self._timed = None
+        _give_back(device)
         return Outcome(facts=facts)
 
     def _tampered(self, device: torch.device) -> str:
@@ -278,6 +282,12 @@ class KernelTrial:
         if expected:
             self._selection["observed"] = observed(self._expected, self._selection["resolved"], names)
         return facts
+
+
+def _give_back(device: torch.device) -> None:
+    """Return unused memory: what pages beyond 2^31 elements took here is missing in the worker of the other arm."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _scopes(verified: Verification) -> tuple[Measurement, ...]:
