@@ -6,6 +6,7 @@ objections of a catalogue entry. It knows what implementations declare, not what
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kbench.catalog import Implementation, implementation, implementations
@@ -93,14 +94,22 @@ def check(candidate: Implementation, query: Query) -> list[Reason]:
     return reasons
 
 
-def resolve(requested: str, query: Query) -> SelectionRecord:
-    """Resolve a request under the policy `reject`: the named implementation, or UsageError with all reasons."""
-    candidate = implementation(requested, query.op)
-    reasons = check(candidate, query)
+def resolve(requested: str, *queries: Query) -> SelectionRecord:
+    """Resolve a request under the policy `reject`: the named implementation, or UsageError with all reasons.
+
+    Several queries are the kinds of layers of one model, of one operation: the implementation must serve all of them.
+    """
+    op = queries[0].op
+    reasons = check_all(implementation(requested, op), queries)
     if reasons:
-        able = [impl.name for impl in implementations(query.op) if not check(impl, query)]
+        able = [impl.name for impl in implementations(op) if not check_all(impl, queries)]
         raise UsageError(
-            f"{requested} cannot serve {query.op}: " + "; ".join(str(reason) for reason in reasons),
+            f"{requested} cannot serve {op}: " + "; ".join(str(reason) for reason in reasons),
             remedy=f"these can: {', '.join(able) or 'none'}",
         )
-    return SelectionRecord(op=query.op, requested=requested, resolved=requested)
+    return SelectionRecord(op=op, requested=requested, resolved=requested)
+
+
+def check_all(candidate: Implementation, queries: Iterable[Query]) -> list[Reason]:
+    """Every reason why `candidate` cannot serve all of `queries`, each once."""
+    return list(dict.fromkeys(reason for query in queries for reason in check(candidate, query)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,17 +11,10 @@ from torch import Tensor
 
 from kbench.catalog import ModelShape, model_shape
 from kbench.engine.arms import load_decoder
-from kbench.engine.model import (
-    Decoder,
-    Dense,
-    Experts,
-    Weights,
-    _experts_dense,
-    _experts_loop,
-    seeded_weights,
-    weight_count,
-)
+from kbench.engine.mlp import Dense, Experts, experts_dense, experts_grouped, experts_loop, route
+from kbench.engine.model import Decoder, Weights
 from kbench.engine.runner import Engine
+from kbench.engine.seeded import seeded_weights, weight_count
 from kbench.errors import UsageError
 from kbench.suite.schema import Arm, EngineSettings, ModelSettings
 
@@ -108,7 +102,7 @@ def test_weights_depend_on_seed_and_shape_only() -> None:
     assert not torch.equal(first.head, other.head)
 
 
-@pytest.mark.parametrize("preset", ["tiny", "tiny-moe"])
+@pytest.mark.parametrize("preset", ["tiny", "tiny-moe", "tiny-window"])
 def test_greedy_tokens_vary_and_follow_the_distant_context(preset: str) -> None:
     engine = Engine(make_arm(preset), "cpu")
     base = [(31 * index) % 512 for index in range(60)]
@@ -129,24 +123,43 @@ def test_a_tied_head_does_not_repeat_the_last_token() -> None:
     assert sum(a == b for a, b in itertools.pairwise(output)) < len(output) / 2
 
 
-def test_weight_count_counts_the_matrices_that_are_made() -> None:
-    for preset in ("tiny", "tiny-moe"):
-        weights = seeded_weights(model_shape(preset), 1, torch.float32, CPU)
-        count = weights.embedding.numel() + weights.head.numel()
-        for layer in weights.layers:
-            count += layer.qkv.numel() + layer.output.numel() + layer.mlp.gate_up.numel() + layer.mlp.down.numel()
-            count += layer.mlp.router.numel() if isinstance(layer.mlp, Experts) else 0
-        assert weight_count(model_shape(preset)) == count
+@pytest.mark.parametrize("preset", ["tiny", "tiny-moe", "tiny-window", "qwen1.5-moe-a2.7b"])
+def test_weight_count_counts_the_matrices_that_are_made(preset: str) -> None:
+    published = model_shape(preset)
+    narrow = {"hidden": 64, "vocab": 97, "head_dim": 16, "intermediate": 48} if published.hidden > 512 else {}
+    shape = replace(published.with_layers(4), dense_at=(2,), **narrow)  # type: ignore[arg-type]
+    weights = seeded_weights(shape, 1, torch.float32, CPU)
+    count = weights.embedding.numel() + weights.head.numel()
+    for layer in weights.layers:
+        parts = [layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down]
+        if isinstance(layer.mlp, Experts):
+            shared = layer.mlp.shared
+            parts += [layer.mlp.router, *([shared.gate_up, shared.down] if shared else [])]
+            parts += [layer.mlp.shared_gate] if layer.mlp.shared_gate is not None else []
+        count += sum(part.numel() for part in parts)
+    assert weight_count(shape) == count
+    assert isinstance(weights.layers[2].mlp, Dense)
 
 
-def test_both_ways_to_run_experts_agree() -> None:
-    weights = seeded_weights(model_shape("tiny-moe"), 1, torch.float32, CPU)
-    mlp = weights.layers[0].mlp
-    assert isinstance(mlp, Experts)
+@pytest.mark.parametrize("preset", ["tiny-moe", "tiny-window"])
+@pytest.mark.parametrize("chosen", [None, 0, 7])
+def test_all_ways_to_run_experts_agree_with_empty_experts_and_without_tokens(preset: str, chosen: int | None) -> None:
+    shape = model_shape(preset)
+    layer = seeded_weights(shape, 1, torch.float32, CPU).layers[0].mlp
+    assert isinstance(layer, Experts)
     x = torch.randn(9, 128, generator=torch.Generator().manual_seed(0))
-    weight, chosen = (x @ mlp.router.t()).softmax(-1).topk(2)
-    loop, dense = _experts_loop(mlp, x, weight, chosen), _experts_dense(mlp, x, weight, chosen)
-    assert torch.allclose(loop, dense, atol=1e-5)
+    few = None if chosen is None else [(chosen + index) % 8 for index in range(shape.experts_per_token)]
+    alone = None if few is None else torch.tensor(few).expand(9, -1)
+    for tokens in (9, 1, 0):
+        own = x[:tokens]
+        weight, ids = route(layer, shape, own, None if alone is None else lambda ids: alone[: len(ids)])
+        loop, *others = (run(layer, shape, own, weight, ids) for run in (experts_loop, *WAYS))
+        assert loop.shape == (tokens, 128)
+        for other in others:
+            assert torch.allclose(loop, other, atol=2e-5)
+
+
+WAYS = (experts_dense, experts_grouped)
 
 
 def test_an_arm_without_a_model_says_so() -> None:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kbench.catalog import Case, model_shape, parse_point
+from kbench.catalog import Case, LayerKind, model_shape, parse_point
 from kbench.engine.kv import torch_dtype
-from kbench.engine.model import Decoder, Dense, Experts, Layer, Weights, seeded_weights
+from kbench.engine.model import Decoder
 from kbench.engine.phases import DevicePhaseClock, NullClock
 from kbench.engine.requests import Sampling
 from kbench.engine.runner import Engine
 from kbench.engine.sampler import gumbel
+from kbench.engine.seeded import seeded_weights
 from kbench.measure.costs import measure_costs
 from kbench.measure.exec_batch import BatchState, open_runner
 from kbench.measure.step import StepTrial
@@ -48,31 +49,18 @@ def make_arm(dtype: str = "float32", preset: str = "tiny", **changes: Any) -> Ar
     return Arm.model_validate(keys | changes)
 
 
-def moved(weights: Weights, to: Callable[[torch.Tensor], torch.Tensor]) -> Weights:
-    """All tensors but the rotary frequencies, through `to`."""
-
-    def mlp(part: Dense | Experts) -> Dense | Experts:
-        if isinstance(part, Dense):
-            return Dense(to(part.gate_up), to(part.down))
-        return Experts(to(part.router), to(part.gate_up), to(part.down))
-
-    def layer(part: Layer) -> Layer:
-        return replace(
-            part,
-            input_norm=to(part.input_norm),
-            qkv=to(part.qkv),
-            output=to(part.output),
-            post_norm=to(part.post_norm),
-            mlp=mlp(part.mlp),
-        )
-
-    return replace(
-        weights,
-        embedding=to(weights.embedding),
-        layers=tuple(layer(part) for part in weights.layers),
-        norm=to(weights.norm),
-        head=to(weights.head),
-    )
+def moved(part: Any, to: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """All tensors of weights, or of a part of them, through `to`; sinks stay float32."""
+    if isinstance(part, torch.Tensor):
+        return to(part)
+    if isinstance(part, tuple):
+        return tuple(moved(item, to) for item in part)
+    if not is_dataclass(part):
+        return part
+    changed = {field.name: moved(getattr(part, field.name), to) for field in fields(part)}
+    if changed.get("sinks") is not None:
+        changed["sinks"] = changed["sinks"].float()
+    return replace(part, **changed)  # type: ignore[type-var]
 
 
 def prompts() -> list[list[int]]:
@@ -88,7 +76,7 @@ def last_logits(engine: Engine) -> torch.Tensor:
     return engine.runner.last_logits.double().cpu()
 
 
-@pytest.mark.parametrize("preset", ["tiny", "tiny-moe"])
+@pytest.mark.parametrize("preset", ["tiny", "tiny-moe", "tiny-window"])
 @pytest.mark.parametrize(("page_size", "layout"), [(16, "NHD"), (64, "HND")])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_prefill_logits_equal_the_cpus_in_float32(dtype: str, page_size: int, layout: str, preset: str) -> None:
@@ -96,7 +84,8 @@ def test_prefill_logits_equal_the_cpus_in_float32(dtype: str, page_size: int, la
     rounded = moved(seeded_weights(shape, 1, torch.float32, torch.device("cpu")), lambda t: t.to(target))
     exact = Decoder(shape, moved(rounded, lambda t: t.float()), max_positions=2_048)
     on_device = Decoder(shape, moved(rounded, lambda t: t.cuda()), max_positions=2_048)
-    arm = make_arm(dtype, preset, page_size=page_size, layout=layout)
+    features = {"decode": "triton-paged-features", "prefill": "triton-prefill"} if shape.kinds != (LayerKind(),) else {}
+    arm = make_arm(dtype, preset, page_size=page_size, layout=layout, **features)
     plain = make_arm("float32", preset, prefill="reference", decode="reference")
     expected = last_logits(Engine(plain, "cpu", decoder=exact))
     got = last_logits(Engine(arm, "cuda", decoder=on_device, poison=True))

@@ -107,6 +107,26 @@ class Skips:
     def run(self, q, kv, plan, out):
         return self.inner.run(q, kv, plan, out)
 
+class Unwindowed(Skips):
+    "Full attention, whatever the layer asks for."
+    name = "unwindowed"
+    def plan(self, batch, spec, kv):
+        from dataclasses import replace
+        return self.inner.plan(batch, replace(spec, window=0), kv)
+
+class Windowed(Skips):
+    "The first layer's window in every layer."
+    name = "windowed"
+    def plan(self, batch, spec, kv):
+        from dataclasses import replace
+        return self.inner.plan(batch, replace(spec, window=48), kv)
+
+class Sinkless(Skips):
+    name = "sinkless"
+    def plan(self, batch, spec, kv):
+        from dataclasses import replace
+        return self.inner.plan(batch, replace(spec, sinks=None), kv)
+
 class Raises(Skips):
     name = "raises"
     def run(self, q, kv, plan, out):
@@ -152,7 +172,7 @@ def broken(plugins: Path, name: str, point: str = "2*1@127") -> StepTrial:
 @pytest.mark.parametrize(
     ("name", "status", "message"),
     [
-        ("Skips", Status.INCORRECT, "attention of the first layer"),
+        ("Skips", Status.INCORRECT, "attention of a layer is off"),
         ("Overreads", Status.INCORRECT, "nan"),
         ("Raises", Status.FAILED, "RuntimeError: shared memory exhausted"),
         ("Starved", Status.OUT_OF_MEMORY, "no memory left"),
@@ -175,6 +195,25 @@ def test_one_dropped_page_of_hundreds_is_found_in_every_dtype(plugins: Path, pre
     wrong = make_arm(model=model, decode="broken.py:Skips", root=str(plugins))
     assert make_trial("1*1@4096", right).prepare().status is Status.OK
     assert make_trial("1*1@4096", wrong).prepare().status is Status.INCORRECT
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["", "Unwindowed", "Windowed", "Sinkless"])
+def test_every_kind_of_layer_is_judged(plugins: Path, name: str, dtype: str) -> None:
+    model = ModelSettings(preset="tiny-window", dtype=dtype)  # type: ignore[arg-type]
+    whose = f"broken.py:{name}" if name else "reference"
+    arm = make_arm(model=model, prefill="reference", decode=whose, root=str(plugins))
+    outcome = make_trial("2*1@127", arm).prepare()
+    assert outcome.status is (Status.INCORRECT if name else Status.OK), outcome.message
+
+
+def test_an_implementation_without_windows_or_sinks_is_unsupported_for_a_model_that_has_them() -> None:
+    outcome = make_trial("1*1@127", make_arm(model=ModelSettings(preset="tiny-window"))).prepare()
+    assert outcome.status is Status.UNSUPPORTED
+    for feature in ("window", "sinks"):
+        assert f"sdpa-gather: feature: wants {feature}, has none" in outcome.facts["reasons"]
+        assert f"sdpa: feature: wants {feature}, has none" in outcome.facts["reasons"]
+    assert len(outcome.facts["reasons"]) == 4
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -13,7 +13,7 @@ from kbench.catalog.implementations import (
     implementations,
     register,
 )
-from kbench.catalog.models import MODELS, ModelShape, model_shape
+from kbench.catalog.models import LayerKind, ModelShape, Rope
 from kbench.catalog.ops import (
     OPS,
     REQUIRED,
@@ -34,6 +34,7 @@ from kbench.catalog.points import (
     parse_point,
     parse_shape,
 )
+from kbench.catalog.presets import MODELS, model_shape
 
 __all__ = [
     "DTYPES",
@@ -49,10 +50,12 @@ __all__ = [
     "Case",
     "Group",
     "Implementation",
+    "LayerKind",
     "ModelShape",
     "Operation",
     "Point",
     "Resolved",
+    "Rope",
     "Shape",
     "implementation",
     "implementations",

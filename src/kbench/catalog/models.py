@@ -1,12 +1,58 @@
-"""Model presets: the shapes of published transformers, each with its source."""
+"""Shapes of decoder-only transformers: sizes, rotary positions, and which kind of layer stands where.
+
+Owns the nouns that the engine, the operations and checkpoints share. The published ones are in `catalog.presets`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from typing import Literal
 
-from kbench.errors import UsageError
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How rotary positions are stretched beyond the context that a model was trained on. The default: not at all."""
+
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    """Positions of the training; llama3 and yarn blend by how often a frequency turns within them."""
+    low_turns: float = 1.0
+    """llama3: frequencies that turn less often are stretched by the whole factor."""
+    high_turns: float = 4.0
+    """llama3: frequencies that turn more often stay."""
+    beta_fast: float = 32.0
+    """yarn: as `high_turns`."""
+    beta_slow: float = 1.0
+    """yarn: as `low_turns`."""
+    truncate: bool = True
+    """yarn: whether the blended range begins and ends at whole dimensions."""
+    magnitude: float = 1.0
+    """cos and sin are multiplied by it."""
+    share: float = 1.0
+    """Share of a head's elements that turn, the first ones; the others carry no position."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """What the attention of a layer adds to plain causal attention. Layers of one kind share a step's metadata."""
+
+    window: int = 0
+    """Keys that a query sees at most, its own among them; 0: all."""
+    softcap: float = 0.0
+    sinks: bool = False
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What an implementation must declare, as `Implementation.features` names it."""
+        return tuple(name for name in ("window", "softcap", "sinks") if getattr(self, name))
+
+    def __str__(self) -> str:
+        reach = f"window {self.window:,}" if self.window else "full"
+        capped = f", soft cap {self.softcap:g}" if self.softcap else ""
+        return f"{reach}{capped}{', sinks' if self.sinks else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,23 +72,45 @@ class ModelShape:
     tied_embeddings: bool = False
     qk_norm: bool = False
     attention_bias: bool = False
+    """Of the projections to queries, keys and values."""
+    output_bias: bool = False
+    """Of attention's output projection."""
+    mlp_bias: bool = False
+    """Of both projections of every MLP and expert, and of the router."""
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
     norm_topk_prob: bool = True
+    """Whether the weights of a token's experts are divided by their sum."""
+    shared_experts: int = 0
+    """Experts that every token visits."""
+    shared_intermediate: int = 0
+    """Width of the shared experts, all together."""
+    shared_gate: bool = False
+    """Whether each token weighs its shared experts by a sigmoid."""
+    dense_layers: int = 0
+    """Layers before the first with experts."""
+    sparse_step: int = 1
+    """Every so many-th layer has experts, counted from 1."""
+    dense_at: tuple[int, ...] = ()
+    """Layers that have no experts besides, counted from 0."""
+    swiglu_limit: float = 0.0
+    """0: the MLP is silu(gate) * up. Else gate and up are clamped to it, and the MLP is
+    gate * sigmoid(swiglu_alpha * gate) * (up + 1), as in gpt-oss."""
+    swiglu_alpha: float = 1.0
     max_context: int = 131_072
-    window: int = 0
-    """Keys that a sliding-window layer sees; 0 where no layer has a window."""
+    windows: tuple[int, ...] = (0,)
+    """Keys that a query sees at most in the first, second, … layer, repeated to the last one; 0: all."""
     softcap: float = 0.0
     """Logits of attention are softcap * tanh(logits / softcap); 0 where they are not capped."""
     sinks: bool = False
     """Each head has a learned logit that takes mass and gives no value."""
+    rope: Rope = Rope()
     latent: int = 0
     """Width of the compressed KV of multi-head latent attention; 0 for plain attention."""
     latent_rope: int = 0
-    shared_experts: int = 0
-    dense_layers: int = 0
-    """Layers before the first with experts."""
+    foreign: tuple[str, ...] = ()
+    """Parts that the embedded engine does not have; empty where it hosts the model."""
     source: str = ""
 
     def with_layers(self, layers: int | None) -> ModelShape:
@@ -52,175 +120,14 @@ class ModelShape:
         """K and V of all layers for one token, in bytes."""
         return 2 * self.layers * self.kv_heads * self.head_dim * itemsize
 
+    def kind_of(self, layer: int) -> LayerKind:
+        return LayerKind(self.windows[layer % len(self.windows)], self.softcap, self.sinks)
 
-_MODELS = (
-    ModelShape(
-        "tiny", 2, 128, 8, 2, 32, 256, 512,
-        source="kbench: small enough for a laptop, GQA 4, head size 32",
-    ),
-    ModelShape(
-        "nano", 2, 128, 4, 1, 32, 256, 512,
-        source="kbench: tiny with half of its heads; what a 2-core machine can decide a claim on in three minutes",
-    ),
-    ModelShape(
-        "small", 4, 512, 8, 4, 64, 1_408, 8_192,
-        source="kbench: a CPU model whose GEMMs are not negligible",
-    ),
-    ModelShape(
-        "tiny-moe", 2, 128, 8, 2, 32, 256, 512, experts=8, experts_per_token=2, expert_intermediate=128,
-        source="kbench: tiny with eight experts",
-    ),
-    ModelShape(
-        "llama-3.2-1b", 16, 2_048, 32, 8, 64, 8_192, 128_256,
-        rope_theta=500_000.0, tied_embeddings=True,
-        source="meta-llama/Llama-3.2-1B config.json",
-    ),
-    ModelShape(
-        "llama-3.2-3b", 28, 3_072, 24, 8, 128, 8_192, 128_256,
-        rope_theta=500_000.0, tied_embeddings=True,
-        source="meta-llama/Llama-3.2-3B config.json",
-    ),
-    ModelShape(
-        "llama-3-8b", 32, 4_096, 32, 8, 128, 14_336, 128_256,
-        rope_theta=500_000.0,
-        source="meta-llama/Meta-Llama-3-8B config.json",
-    ),
-    ModelShape(
-        "llama-3-70b", 80, 8_192, 64, 8, 128, 28_672, 128_256,
-        rope_theta=500_000.0,
-        source="meta-llama/Meta-Llama-3-70B config.json",
-    ),
-    ModelShape(
-        "llama-3.1-405b", 126, 16_384, 128, 8, 128, 53_248, 128_256,
-        rope_theta=500_000.0,
-        source="meta-llama/Llama-3.1-405B config.json",
-    ),
-    ModelShape(
-        "mistral-7b", 32, 4_096, 32, 8, 128, 14_336, 32_768,
-        rope_theta=1_000_000.0, max_context=32_768,
-        source="mistralai/Mistral-7B-v0.3 config.json",
-    ),
-    ModelShape(
-        "qwen2.5-7b", 28, 3_584, 28, 4, 128, 18_944, 152_064,
-        rope_theta=1_000_000.0, norm_eps=1e-06, attention_bias=True,
-        source="Qwen/Qwen2.5-7B config.json",
-    ),
-    ModelShape(
-        "qwen2.5-72b", 80, 8_192, 64, 8, 128, 29_568, 152_064,
-        rope_theta=1_000_000.0, norm_eps=1e-06, attention_bias=True,
-        source="Qwen/Qwen2.5-72B config.json",
-    ),
-    ModelShape(
-        "qwen3-0.6b", 28, 1_024, 16, 8, 128, 3_072, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True, tied_embeddings=True,
-        source="Qwen/Qwen3-0.6B config.json",
-    ),
-    ModelShape(
-        "qwen3-1.7b", 28, 2_048, 16, 8, 128, 6_144, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True, tied_embeddings=True,
-        source="Qwen/Qwen3-1.7B config.json",
-    ),
-    ModelShape(
-        "qwen3-4b", 36, 2_560, 32, 8, 128, 9_728, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True, tied_embeddings=True,
-        source="Qwen/Qwen3-4B config.json",
-    ),
-    ModelShape(
-        "qwen3-8b", 36, 4_096, 32, 8, 128, 12_288, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True,
-        source="Qwen/Qwen3-8B config.json",
-    ),
-    ModelShape(
-        "qwen3-14b", 40, 5_120, 40, 8, 128, 17_408, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True,
-        source="Qwen/Qwen3-14B config.json",
-    ),
-    ModelShape(
-        "qwen3-32b", 64, 5_120, 64, 8, 128, 25_600, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True,
-        source="Qwen/Qwen3-32B config.json",
-    ),
-    ModelShape(
-        "qwen3-30b-a3b", 48, 2_048, 32, 4, 128, 6_144, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True, experts=128, experts_per_token=8,
-        expert_intermediate=768,
-        source="Qwen/Qwen3-30B-A3B config.json; no layer uses the dense width",
-    ),
-    ModelShape(
-        "qwen3-235b-a22b", 94, 4_096, 64, 4, 128, 12_288, 151_936,
-        rope_theta=1_000_000.0, norm_eps=1e-06, qk_norm=True, experts=128, experts_per_token=8,
-        expert_intermediate=1_536,
-        source="Qwen/Qwen3-235B-A22B config.json; no layer uses the dense width",
-    ),
-    ModelShape(
-        "mixtral-8x7b", 32, 4_096, 32, 8, 128, 14_336, 32_000,
-        rope_theta=1_000_000.0, experts=8, experts_per_token=2, expert_intermediate=14_336,
-        source="mistralai/Mixtral-8x7B-v0.1 config.json",
-    ),
-    ModelShape(
-        "mixtral-8x22b", 56, 6_144, 48, 8, 128, 16_384, 32_768,
-        rope_theta=1_000_000.0, experts=8, experts_per_token=2, expert_intermediate=16_384, max_context=65_536,
-        source="mistralai/Mixtral-8x22B-v0.1 config.json",
-    ),
-    ModelShape(
-        "deepseek-v3", 61, 7_168, 128, 128, 128, 18_432, 129_280,
-        norm_eps=1e-06, latent=512, latent_rope=64, experts=256, experts_per_token=8, expert_intermediate=2_048,
-        shared_experts=1, dense_layers=3,
-        source="deepseek-ai/DeepSeek-V3 config.json",
-    ),
-    ModelShape(
-        "kimi-k2", 61, 7_168, 64, 64, 128, 18_432, 163_840,
-        norm_eps=1e-06, latent=512, latent_rope=64, experts=384, experts_per_token=8, expert_intermediate=2_048,
-        shared_experts=1, dense_layers=1,
-        source="moonshotai/Kimi-K2-Instruct-0905 config.json; dense width from one source only",
-    ),
-    ModelShape(
-        "gpt-oss-120b", 36, 2_880, 64, 8, 64, 2_880, 201_088,
-        rope_theta=150_000.0, attention_bias=True, window=128, sinks=True, experts=128, experts_per_token=4,
-        expert_intermediate=2_880,
-        source="openai/gpt-oss-120b config.json; every other layer has the window",
-    ),
-    ModelShape(
-        "gpt-oss-20b", 24, 2_880, 64, 8, 64, 2_880, 201_088,
-        rope_theta=150_000.0, attention_bias=True, window=128, sinks=True, experts=32, experts_per_token=4,
-        expert_intermediate=2_880,
-        source="openai/gpt-oss-20b config.json; every other layer has the window",
-    ),
-    ModelShape(
-        "llama-4-scout", 48, 5_120, 40, 8, 128, 8_192, 202_048,
-        rope_theta=500_000.0, experts=16, experts_per_token=1, expert_intermediate=8_192, shared_experts=1,
-        source="meta-llama/Llama-4-Scout-17B-16E, from one source only",
-    ),
-    ModelShape(
-        "phi-4", 40, 5_120, 40, 10, 128, 17_920, 100_352,
-        rope_theta=250_000.0, max_context=16_384,
-        source="microsoft/phi-4 config.json",
-    ),
-    ModelShape(
-        "phi-3-mini", 32, 3_072, 32, 32, 96, 8_192, 32_064,
-        max_context=4_096,
-        source="microsoft/Phi-3-mini-4k-instruct config.json",
-    ),
-    ModelShape(
-        "gemma-2-9b", 42, 3_584, 16, 8, 256, 14_336, 256_000,
-        norm_eps=1e-06, tied_embeddings=True, window=4_096, softcap=50.0, max_context=8_192,
-        source="google/gemma-2-9b config.json; every other layer has the window",
-    ),
-    ModelShape(
-        "gemma-3-27b", 62, 5_376, 32, 16, 128, 21_504, 262_144,
-        rope_theta=1_000_000.0, norm_eps=1e-06, tied_embeddings=True, qk_norm=True, window=1_024,
-        source="google/gemma-3-27b-pt config.json; five layers with the window to one without",
-    ),
-    ModelShape(
-        "falcon-7b", 32, 4_544, 71, 1, 64, 18_176, 65_024,
-        tied_embeddings=True, max_context=2_048,
-        source="tiiuae/falcon-7b config.json; dense width from one source only",
-    ),
-)  # fmt: skip
-MODELS: Mapping[str, ModelShape] = MappingProxyType({model.name: model for model in _MODELS})
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The different kinds of layers, in the order of their first appearance."""
+        return tuple(dict.fromkeys(self.kind_of(layer) for layer in range(self.layers)))
 
-
-def model_shape(name: str) -> ModelShape:
-    if name not in MODELS:
-        raise UsageError(f"no model preset {name!r}", remedy=f"one of {', '.join(MODELS)}; see kbench list models")
-    return MODELS[name]
+    def has_experts(self, layer: int) -> bool:
+        sparse = layer >= self.dense_layers and layer not in self.dense_at and (layer + 1) % self.sparse_step == 0
+        return bool(self.experts) and sparse

@@ -70,7 +70,10 @@ def _rows(topic: Topic) -> list[dict[str, Any]]:
             for found in catalog.implementations()
         ]
     if topic is Topic.MODELS:
-        return [asdict(shape) for shape in catalog.MODELS.values()]
+        return [
+            {**asdict(shape), "kinds": [str(kind) for kind in shape.kinds], "hosted": not shape.foreign}
+            for shape in catalog.MODELS.values()
+        ]
     if topic is Topic.SUITES:
         return [{"path": str(path)} for path in sorted(Path("suites").glob("*.toml"))]
     from kbench.traces.synth import PRESETS

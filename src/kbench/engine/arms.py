@@ -12,14 +12,12 @@ import torch
 from kbench.catalog import ModelShape, Resolved, model_shape
 from kbench.engine.checkpoint import checkpoint_shape, load_checkpoint
 from kbench.engine.kv import torch_dtype
-from kbench.engine.model import Decoder, seeded_weights
+from kbench.engine.model import Decoder
+from kbench.engine.seeded import seeded_weights
 from kbench.errors import UsageError
 from kbench.kernels.registry import is_plugin
 from kbench.selection import Query, SelectionRecord, resolve
 from kbench.suite.schema import Arm
-
-FOREIGN = ("window", "softcap", "sinks", "latent", "shared_experts")
-"""Parts of a model that the kernels know and the embedded engine does not."""
 
 
 def arm_shape(arm: Arm) -> ModelShape:
@@ -42,10 +40,9 @@ def arm_shape(arm: Arm) -> ModelShape:
 def load_decoder(arm: Arm, device: torch.device, *, max_positions: int) -> Decoder:
     """Weights on the device: from the checkpoint, or seeded (the same for every page size, layout and kernel)."""
     shape = arm_shape(arm)
-    foreign = [name for name in FOREIGN if getattr(shape, name)]
-    if foreign:
+    if shape.foreign:
         raise UsageError(
-            f"the embedded engine does not run {shape.name}: it has {', '.join(foreign)}",
+            f"the embedded engine does not run {shape.name}: it has {', '.join(shape.foreign)}",
             remedy="measure its kernels at level 1, or name another model",
         )
     dtype = torch_dtype(arm.model.dtype)
@@ -68,18 +65,22 @@ def open_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def attention_query(arm: Arm, shape: ModelShape, phase: str, device: str) -> Query:
-    """What one attention layer of the arm asks for in `phase` (`decode` or `prefill`)."""
-    return Query(
-        op=f"attention.{phase}",
-        device=device,
-        dtype=arm.model.dtype,
-        page_size=arm.page_size,
-        layout=arm.layout,
-        q_heads=shape.q_heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        graph=arm.engine.graph == "graph",
+def attention_queries(arm: Arm, shape: ModelShape, phase: str, device: str) -> tuple[Query, ...]:
+    """What each kind of attention layer of the arm asks for in `phase` (`decode` or `prefill`)."""
+    return tuple(
+        Query(
+            op=f"attention.{phase}",
+            device=device,
+            dtype=arm.model.dtype,
+            page_size=arm.page_size,
+            layout=arm.layout,
+            q_heads=shape.q_heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            graph=arm.engine.graph == "graph",
+            features=kind.features,
+        )
+        for kind in shape.kinds
     )
 
 
@@ -103,12 +104,14 @@ def operation_query(arm: Arm, shape: Resolved, device: str) -> Query:
 
 
 def select(arm: Arm, shape: ModelShape, phase: str, device: str) -> SelectionRecord:
-    """Resolve one phase under the policy `reject`; a plug-in states no limits and resolves to itself."""
+    """Resolve one phase under the policy `reject`: one implementation for all kinds of layers.
+
+    A plug-in states no limits and resolves to itself.
+    """
     requested = arm.decode if phase == "decode" else arm.prefill
-    query = attention_query(arm, shape, phase, device)
     if is_plugin(requested):
-        return SelectionRecord(op=query.op, requested=requested, resolved=requested)
-    return resolve(requested, query)
+        return SelectionRecord(op=f"attention.{phase}", requested=requested, resolved=requested)
+    return resolve(requested, *attention_queries(arm, shape, phase, device))
 
 
 def with_attention(arm: Arm, implementation: str) -> Arm:

@@ -7,7 +7,6 @@ feature that the decoder lacks, a tensor that is missing, has another shape or i
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kbench.catalog import ModelShape
-from kbench.engine.model import Dense, Experts, Layer, Weights, rotary_frequencies
+from kbench.catalog import ModelShape, Rope
+from kbench.engine.mlp import Dense, Experts
+from kbench.engine.model import Layer, Weights
 from kbench.errors import UsageError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
@@ -38,7 +38,7 @@ def load_checkpoint(folder: Path, dtype: torch.dtype, device: torch.device) -> t
         else:
             head = tensors.take("lm_head.weight", (shape.vocab, shape.hidden))
         tensors.expect_all_taken()
-    return shape, Weights(embedding, layers, norm, head, _frequencies(folder / "config.json", config, shape))
+    return shape, Weights(embedding, layers, norm, head)
 
 
 def checkpoint_shape(folder: Path) -> ModelShape:
@@ -76,6 +76,7 @@ def checkpoint_shape(folder: Path) -> ModelShape:
         experts_per_token=number("num_experts_per_tok") if moe else 0,
         expert_intermediate=number("intermediate_size") if moe else 0,
         max_context=number("max_position_embeddings"),
+        rope=_scaling(folder / "config.json", config),
         source=file,
     )
 
@@ -118,26 +119,17 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _frequencies(file: Path, config: dict[str, Any], shape: ModelShape) -> Tensor:
+def _scaling(file: Path, config: dict[str, Any]) -> Rope:
     rope = _rope(config)
-    plain = rotary_frequencies(shape)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
-        return plain
+        return Rope()
     if kind == "linear":
-        return plain / float(rope["factor"])
+        return Rope("linear", factor=float(rope["factor"]))
     if kind == "llama3":
-        return _llama3_frequencies(plain, rope)
+        factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+        return Rope("llama3", factor, int(rope["original_max_position_embeddings"]), low, high)
     raise UsageError(f"rope_type {kind!r} is not supported", where=str(file), remedy="default, linear or llama3")
-
-
-def _llama3_frequencies(plain: Tensor, rope: dict[str, Any]) -> Tensor:
-    """Llama 3.1: long wavelengths are stretched by `factor`, those between the two bounds are blended."""
-    factor, low, high = (float(rope[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    context = float(rope["original_max_position_embeddings"])
-    turns = context * plain / (2 * math.pi)
-    blend = ((turns - low) / (high - low)).clamp(0.0, 1.0)
-    return (1 - blend) * plain / factor + blend * plain
 
 
 def _layer(tensors: _Tensors, shape: ModelShape, index: int, family: str) -> Layer:

@@ -18,7 +18,7 @@ from kbench.engine.arms import arm_shape, load_decoder, open_device, select
 from kbench.engine.core import EngineConfig, Request, StepPlan
 from kbench.engine.kv import KVPool
 from kbench.engine.metadata import MetadataBuilder, StepInputs
-from kbench.engine.model import Attend, Decoder
+from kbench.engine.model import Attend, Decoder, Routing
 from kbench.engine.phases import NullClock, Phases
 from kbench.engine.requests import GREEDY, Sampling, TokenContent
 from kbench.engine.sampler import Ask, sample
@@ -31,18 +31,19 @@ from kbench.suite.schema import Arm
 
 
 class _Backend:
-    """One phase's implementation, and whether it reads the pool as it is."""
+    """One phase's implementation, and whether it reads the pool as it is. `specs` are the kinds of layers."""
 
-    def __init__(self, implementation: Attention, pool: KVPool, spec: AttentionSpec) -> None:
+    def __init__(self, implementation: Attention, pool: KVPool, specs: tuple[AttentionSpec, ...]) -> None:
         self.implementation = implementation
-        self._spec = spec
+        self._specs = specs
         self._pool = pool
         # Asked once: what is converted keeps its shape and layout, so one layer's answer serves every plan.
         self._shape = implementation.convert(pool.layers[0])
         self.converts = self._shape is not pool.layers[0]
 
-    def plan(self, batch: AttentionBatch) -> object:
-        return self.implementation.plan(batch, self._spec, self._shape)
+    def plan(self, batch: AttentionBatch) -> tuple[object, ...]:
+        """One plan a kind of layers."""
+        return tuple(self.implementation.plan(batch, spec, self._shape) for spec in self._specs)
 
     def run(self, q: Tensor, kv: PagedKV, plan: object, out: Tensor) -> Tensor:
         return self.implementation.run(q, kv, plan, out)
@@ -84,6 +85,10 @@ class Runner:
             device=self.device,
             poison=poison,
         )
+        kinds = self.shape.kinds
+        self._kind_of = tuple(kinds.index(self.shape.kind_of(layer)) for layer in range(self.shape.layers))
+        # Plans are made for a kind of layers, sinks differ by layer: each layer's are put here before it attends.
+        self._sinks = torch.zeros(self.shape.q_heads, dtype=torch.float32, device=self.device)
         self.poison_outputs = poison
         """Fill attention outputs with NaN before every call; costs time, so off while steps are timed."""
         self._poison = poison
@@ -96,14 +101,20 @@ class Runner:
         self._builder = MetadataBuilder(
             page_size=config.page_size, max_tokens=size[0], max_seqs=config.max_seqs, device=self.device
         )
+        self.routing: Routing | None = None
+        """What overrules the routers of layers with experts, or looks on."""
         self.last_logits = torch.zeros(0, self.shape.vocab, device=self.device)
         """Logits of the last step's sampling rows, float32, in the order of `StepPlan.sampling`."""
 
     def use(self, decode: Attention, prefill: Attention) -> None:
         """Compute attention with these from now on."""
-        spec = AttentionSpec(self.shape.q_heads, self.shape.kv_heads, self.shape.head_dim)
-        self._decode = _Backend(decode, self.pool, spec)
-        self._prefill = _Backend(prefill, self.pool, spec)
+        heads = (self.shape.q_heads, self.shape.kv_heads, self.shape.head_dim)
+        specs = tuple(
+            AttentionSpec(*heads, kind.window, kind.softcap, self._sinks if kind.sinks else None)
+            for kind in self.shape.kinds
+        )
+        self._decode = _Backend(decode, self.pool, specs)
+        self._prefill = _Backend(prefill, self.pool, specs)
 
     @property
     def attention(self) -> tuple[Attention, Attention]:
@@ -126,7 +137,7 @@ class Runner:
         with phases("metadata"):
             attend = self._attend(inputs, phases)
         with phases("forward"), torch.inference_mode():
-            self.last_logits = self.decoder.forward(inputs, self.pool, attend, phases)
+            self.last_logits = self.decoder.forward(inputs, self.pool, attend, phases, self.routing)
         with phases("sample"), torch.inference_mode():
             tokens = sample(self.last_logits, _asks(plan))
         with phases("logits_copy"):
@@ -147,6 +158,7 @@ class Runner:
         if inputs.prefill is not None:
             parts.append((self._prefill, self._prefill.plan(inputs.prefill), slice(split, total)))
         attention, convert = phases("attention"), phases("convert")
+        layers = self.decoder.weights.layers
 
         def part(backend: _Backend, plan: object, q: Tensor, kv: PagedKV, out: Tensor) -> Tensor:
             if backend.converts:
@@ -158,13 +170,15 @@ class Runner:
 
         def attend(layer: int, q: Tensor) -> Tensor:
             with attention:
-                kv = self.pool.layers[layer]
+                kv, kind, sinks = self.pool.layers[layer], self._kind_of[layer], layers[layer].sinks
+                if sinks is not None:
+                    self._sinks.copy_(sinks)
                 if len(parts) == 1:
-                    backend, plan, _ = parts[0]
-                    return part(backend, plan, q, kv, out)
-                for backend, plan, rows in parts:
+                    backend, plans, _ = parts[0]
+                    return part(backend, plans[kind], q, kv, out)
+                for backend, plans, rows in parts:
                     own = out[rows]
-                    result = part(backend, plan, q[rows], kv, own)
+                    result = part(backend, plans[kind], q[rows], kv, own)
                     if result.data_ptr() != own.data_ptr():
                         own.copy_(result)
                 return out

@@ -1,10 +1,10 @@
-"""Whether a step is right: its logits and its first layer's attention, against the reference attention.
+"""Whether a step is right: its logits and the attention of a layer of each kind, against the reference attention.
 
 Owns the rule, which has two parts; in both the worst row decides.
 
-1. *Attention of the first layer*, where all implementations see the same q, K and V: the relative L2 error per token
-   and head against the reference computed in float32 is at most `max(ATTENTION_FLOOR[dtype], ATTENTION_FACTOR × the
-   error of the reference in the dtype)`. One dropped page of hundreds shows here.
+1. *Attention of the first layer of each kind* (plain, or with this window): the relative L2 error per token and head
+   against the reference computed in float32 from the same q, K and V is at most `max(ATTENTION_FLOOR[dtype],
+   ATTENTION_FACTOR × the error of the reference in the dtype)`. One dropped page of hundreds shows here.
 2. *Logits of the step*: the relative L2 distance to the reference step's logits is at most `max(LOGITS_FLOOR[dtype],
    LOGITS_FACTOR × sensitivity)`. The sensitivity is how far the reference step's own logits move (worst of DRAWS steps)
    when every attention output is changed at random by up to one unit of rounding of the dtype: what another order of
@@ -16,7 +16,7 @@ A step whose attention returns zeros must fail, else the case cannot tell right 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -59,9 +59,7 @@ class Judgement:
     def problem(self) -> str:
         """What is wrong, in one line; only of use where something is."""
         if not self.attention_error <= self.attention_bound:
-            what = (
-                f"attention of the first layer is off by {self.attention_error:.2e}, bound {self.attention_bound:.2e}"
-            )
+            what = f"attention of a layer is off by {self.attention_error:.2e}, bound {self.attention_bound:.2e}"
         else:
             what = f"logits differ from the reference step by {self.error:.2e}, bound {self.bound:.2e}"
         return what
@@ -96,28 +94,60 @@ class _Changed(_Wrapped):
 
 
 class _First(_Wrapped):
-    """Keeps the output of the first layer; of the reference also what float32 makes of the same q, K and V."""
+    """Keeps the output of the first layer of each kind, and what the reference makes in float32 of the same q, K, V.
 
-    def __init__(self, inner: Attention, *, exactly: bool = False) -> None:
+    `known`: the latter where another step computed it, which is safe from what the implementation does to the cache.
+    """
+
+    def __init__(self, inner: Attention, reference: Attention, known: Mapping[AttentionSpec, Tensor]) -> None:
         super().__init__(inner)
-        self._exactly = exactly
-        self._batch: tuple[AttentionBatch, AttentionSpec] | None = None
-        self.output: Tensor | None = None
-        self.exact: Tensor | None = None
+        self._reference = reference
+        self._known = known
+        self._planned: list[tuple[object, AttentionBatch, AttentionSpec]] = []
+        self._converted: tuple[PagedKV, PagedKV] | None = None
+        self.outputs: dict[AttentionSpec, Tensor] = {}
+        self.exact: dict[AttentionSpec, Tensor] = dict(known)
+
+    def convert(self, kv: PagedKV) -> PagedKV:
+        converted = self._inner.convert(kv)
+        self._converted = (converted, kv)
+        return converted
 
     def plan(self, batch: AttentionBatch, spec: AttentionSpec, kv: PagedKV) -> object:
-        self._batch = (batch, spec)
-        return self._inner.plan(batch, spec, kv)
+        planned = self._inner.plan(batch, spec, kv)
+        self._planned.append((planned, batch, spec))
+        return planned
 
     def run(self, q: Tensor, kv: PagedKV, plan: object, out: Tensor) -> Tensor:
+        batch, spec = next((batch, spec) for planned, batch, spec in reversed(self._planned) if planned is plan)
+        if spec in self.outputs:
+            return self._inner.run(q, kv, plan, out)
+        if spec not in self.exact:
+            raw = self._converted[1] if self._converted is not None and self._converted[0] is kv else kv
+            wide = PagedKV(raw.k.float(), raw.v.float(), raw.page_size, raw.layout)
+            room = torch.empty_like(q, dtype=torch.float32)
+            exact = self._reference.run(q.float(), wide, self._reference.plan(batch, spec, wide), room)
+            self.exact[spec] = exact.clone()
         result = self._inner.run(q, kv, plan, out)
-        if self.output is None:
-            self.output = result.clone()
-            if self._exactly and self._batch is not None:
-                wide = PagedKV(kv.k.float(), kv.v.float(), kv.page_size, kv.layout)
-                planned = self._inner.plan(*self._batch, wide)
-                self.exact = self._inner.run(q.float(), wide, planned, torch.empty_like(q, dtype=torch.float32)).clone()
+        self.outputs[spec] = result.clone()
         return result
+
+    @property
+    def error(self) -> float:
+        """Of the worst row of all kinds; 0 where the step did not need this phase, NaN where a value is not finite."""
+        nan = float("nan")
+        return _worst(
+            worst_row(self.outputs[spec], exact) if spec in self.outputs else nan for spec, exact in self.exact.items()
+        )
+
+    @property
+    def independent(self) -> dict[AttentionSpec, Tensor]:
+        """Exact answers of the very first layer: its q, K and V do not depend on who attends."""
+        return dict(list(self.exact.items())[:1])
+
+
+def _worst(errors: Iterable[float]) -> float:
+    return max(errors, default=0.0, key=lambda error: float("inf") if error != error else error)
 
 
 class Judge:
@@ -139,10 +169,9 @@ class Judge:
             decode, prefill = (_Changed(reference, change) for reference in references)
             return worst_row(self._logits(decode, prefill), self.reference)
 
-        decode, prefill = (_First(reference, exactly=True) for reference in references)
-        self.reference = self._logits(decode, prefill)
-        self._exact = (decode.exact, prefill.exact)
-        own_error = _attention_error((decode, prefill), self._exact)
+        self._references = references
+        self._known: list[dict[AttentionSpec, Tensor]] = [{}, {}]
+        self.reference, own_error = self._observed(references)
         sensitivity = max(changed(rounded) for _ in range(DRAWS))
         dtype = runner.decoder.dtype
         self._sensitivity = sensitivity
@@ -159,26 +188,24 @@ class Judge:
             self._runner.use(*own)
         return self._runner.last_logits.double()
 
+    def _observed(self, phases: tuple[Attention, Attention]) -> tuple[Tensor, float]:
+        """Logits of the step with these two, and the attention error of the worse one."""
+        decode, prefill = map(_First, phases, self._references, self._known)
+        logits = self._logits(decode, prefill)
+        self._known = [decode.independent, prefill.independent]
+        return logits, _worst((decode.error, prefill.error))
+
     def judge(self, logits: Tensor) -> Judgement:
         """Judge logits of the step, and the runner's own attention in one more step."""
-        decode, prefill = (_First(implementation) for implementation in self._runner.attention)
-        self._logits(decode, prefill)
+        _, attention_error = self._observed(self._runner.attention)
         return Judgement(
             error=worst_row(logits, self.reference),
             bound=self._bound,
             sensitivity=self._sensitivity,
             null_error=self._null,
-            attention_error=_attention_error((decode, prefill), self._exact),
+            attention_error=attention_error,
             attention_bound=self._attention_bound,
         )
-
-
-def _attention_error(found: tuple[_First, _First], exact: tuple[Tensor | None, Tensor | None]) -> float:
-    errors = []
-    for part, right in zip(found, exact, strict=True):
-        if right is not None:
-            errors.append(worst_row(part.output, right) if part.output is not None else float("nan"))
-    return max(errors, key=lambda error: float("inf") if error != error else error)
 
 
 def worst_row(values: Tensor, reference: Tensor) -> float:

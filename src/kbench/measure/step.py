@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kbench.catalog import Case, implementation
-from kbench.engine.arms import arm_shape, attention_query
+from kbench.engine.arms import arm_shape, attention_queries
 from kbench.engine.phases import PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
 from kbench.engine.runner import Runner
 from kbench.errors import MeasurementError
@@ -26,7 +26,7 @@ from kbench.measure.exec_correct import Judge, Judgement
 from kbench.measure.exec_observe import observe, observed_name
 from kbench.measure.exec_trial import failure, guarded, one_line
 from kbench.protocol import Measurement, Outcome, Status
-from kbench.selection import check
+from kbench.selection import check_all
 from kbench.suite.schema import Arm, Measure
 
 _WARMUP_STEPS = 3
@@ -260,8 +260,9 @@ def unsupported(arm: Arm, device: str) -> list[str]:
     reasons = []
     for phase, requested in (("decode", arm.decode), ("prefill", arm.prefill)):
         if not is_plugin(requested):
-            query = attention_query(arm, shape, phase, device)
-            reasons += [f"{requested}: {reason}" for reason in check(implementation(requested, query.op), query)]
+            queries = attention_queries(arm, shape, phase, device)
+            candidate = implementation(requested, f"attention.{phase}")
+            reasons += [f"{requested}: {reason}" for reason in check_all(candidate, queries)]
     return reasons
 
 

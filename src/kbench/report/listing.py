@@ -71,16 +71,20 @@ def _model(row: Row) -> Iterator[str]:
     heads = f"{row['q_heads']}/{row['kv_heads']} heads of {row['head_dim']} (GQA {group})"
     sizes = f"MLP {row['intermediate']:,}, vocab {row['vocab']:,}"
     yield f"{row['layers']} layers, hidden {row['hidden']:,}, {heads}, {sizes}"
-    extras = []
-    if row["experts"]:
-        extras.append(
-            f"{row['experts']} experts, {row['experts_per_token']} a token, of {row['expert_intermediate']:,}"
-        )
+    extras = [_experts(row)] if row["experts"] else []
     extras += [f"latent KV of {row['latent']} + {row['latent_rope']}"] if row["latent"] else []
-    extras += [f"window {row['window']:,}"] if row["window"] else []
-    extras += [f"soft cap {row['softcap']:g}"] if row["softcap"] else []
-    extras += ["sinks"] if row["sinks"] else []
-    yield "; ".join([*extras, f"from {row['source']}"])
+    extras += [f"layers in turn: {' / '.join(row['kinds'])}"] if row["kinds"] != ["full"] else []
+    extras += ["normalised queries and keys"] if row["qk_norm"] else []
+    extras += ["tied embeddings"] if row["tied_embeddings"] else []
+    if extras:
+        yield "; ".join(extras)
+    yield "runs at all levels" if row["hosted"] else f"level 1 only, the engine lacks: {', '.join(row['foreign'])}"
+    yield f"from {row['source']}"
+
+
+def _experts(row: Row) -> str:
+    shared = f" and a shared one of {row['shared_intermediate']:,}" if row["shared_intermediate"] else ""
+    return f"{row['experts']} experts, {row['experts_per_token']} a token, of {row['expert_intermediate']:,}{shared}"
 
 
 _TOPICS: Mapping[str, Callable[[Row], Iterator[str]]] = {"ops": _op, "kernels": _kernel, "models": _model}

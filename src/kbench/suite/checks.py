@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kbench import catalog
 from kbench.errors import UsageError
-from kbench.selection import Query, check
+from kbench.selection import Query, check_all
 from kbench.suite.plugins import is_plugin, plugin_problems
 from kbench.suite.regimes import regime_problems, regime_warnings
 from kbench.suite.rules import rule_problems, rule_warnings
@@ -120,6 +120,11 @@ def _claim(suite: Suite, root: Path) -> Iterator[Found]:
     elif suite.model.checkpoint is not None and not (root / suite.model.checkpoint / "config.json").is_file():
         where = root / suite.model.checkpoint
         yield ("model", "checkpoint"), f"no checkpoint {where}: it has no config.json", "name a model folder"
+    elif suite.model.preset is not None and (suite.step or suite.workload):
+        foreign = catalog.MODELS[suite.model.preset].foreign
+        if foreign:
+            what = f"the embedded engine does not run {suite.model.preset}: it has {', '.join(foreign)}"
+            yield ("model", "preset"), what, "drop [step] and [workload], or name another model"
 
 
 def _variants(suite: Suite, root: Path) -> Iterator[Found]:
@@ -159,10 +164,14 @@ def _implementation(arm: Arm, phase: str, reference: str, path: KeyPath, root: P
         return
     if arm.model.preset is None:
         return
-    shape = catalog.MODELS[arm.model.preset]
+    shape = catalog.MODELS[arm.model.preset].with_layers(arm.model.layers)
     device = candidate.devices[0]
-    query = Query(op, device, arm.model.dtype, arm.page_size, arm.layout, shape.q_heads, shape.kv_heads, shape.head_dim)
-    for reason in check(candidate, query):
+    heads = (shape.q_heads, shape.kv_heads, shape.head_dim)
+    queries = [
+        Query(op, device, arm.model.dtype, arm.page_size, arm.layout, *heads, features=kind.features)
+        for kind in shape.kinds
+    ]
+    for reason in check_all(candidate, queries):
         yield path, f"{reference} cannot serve this variant: {reason}", "choose another implementation or setting"
 
 
