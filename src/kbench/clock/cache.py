@@ -7,6 +7,8 @@ flush, and the label that this earns. It is the wanted state's name only where i
 - `hot`: the same buffers again, and they fit into the cache;
 - `flush`: at least 2× the cache is written before every single call;
 - `serving`: weights and KV (streamed) are cold by rotation, activations are the same each time and still in the cache.
+  Where a call's data do not fit into the cache they are not, in serving either: it is then measured `cold`; and where
+  more sets than can be rotated were needed to push tiny weights out of a GPU's cache, `hot`.
 
 `warm` is whatever is none of these; `unverified` is a cache whose size nobody knows. How a state is brought about while
 a clock runs is the timers' business.
@@ -73,27 +75,36 @@ def plan_state(
     """What to rotate and to flush for a wanted state, and the label that it earns.
 
     `streamed_bytes`: what a call reads of weights and KV; `activation_bytes`: everything else that it touches, outputs
-    included. Where nothing is streamed (a norm, an activation function), `serving` is its activations alone.
+    included. Where next to nothing is streamed (an activation function, a norm of many rows), `serving` is its activations
+    alone.
     """
     whole = streamed_bytes + activation_bytes
     if wanted == "cold":
-        sets = _sets(whole, cache_bytes, device_type)
-        met = sets * whole >= COLD_FACTOR * cache_bytes
-        return CacheState(_label(wanted, met, cache_bytes), sets * whole, cache_bytes, sets, sets, 0, wanted)
+        return _rotated(whole, cache_bytes, device_type, wanted)
     if wanted == "flush":
         flush = min(FLUSH_FACTOR * cache_bytes, MAX_FLUSH_BYTES)
         met = flush >= FLUSH_FACTOR * cache_bytes
         return CacheState(_label(wanted, met, cache_bytes), whole, cache_bytes, 1, 1, flush, wanted)
-    if wanted == "hot" or not streamed_bytes:
+    if wanted == "hot":
         return CacheState(_label(wanted, whole <= cache_bytes, cache_bytes), whole, cache_bytes, 1, 1, 0, wanted)
+    if cache_bytes and whole > cache_bytes and activation_bytes > IMMATERIAL * whole:
+        return _rotated(whole, cache_bytes, device_type, wanted)
+    if streamed_bytes <= IMMATERIAL * whole:
+        return CacheState(_label(wanted, whole <= cache_bytes, cache_bytes), whole, cache_bytes, 1, 1, 0, wanted)
+    if device_type == "cuda" and MAX_SETS["cuda"] * streamed_bytes < COLD_FACTOR * cache_bytes:
+        # A CPU's cache is shared with neighbours, so that not even the same buffers are known to stay there.
+        return CacheState("hot", whole, cache_bytes, 1, 1, 0, wanted)
     sets = _sets(streamed_bytes, cache_bytes, device_type)
     rotated = sets * streamed_bytes
-    streamed_cold = rotated >= COLD_FACTOR * cache_bytes
-    kept = whole <= cache_bytes or activation_bytes <= IMMATERIAL * whole
-    label = _label(wanted, streamed_cold and kept, cache_bytes)
-    if label == "warm" and streamed_bytes >= COLD_FACTOR * cache_bytes:
-        label = "cold"  # a single call streams so much that nothing of the activations is left for the next
+    label = _label(wanted, rotated >= COLD_FACTOR * cache_bytes, cache_bytes)
     return CacheState(label, rotated + activation_bytes, cache_bytes, sets, 1, 0, wanted)
+
+
+def _rotated(set_bytes: int, cache_bytes: int, device_type: str, wanted: State) -> CacheState:
+    """Everything of a call in so many sets that none is left in the cache when its turn comes again."""
+    sets = _sets(set_bytes, cache_bytes, device_type)
+    met = sets * set_bytes >= COLD_FACTOR * cache_bytes
+    return CacheState(_label("cold", met, cache_bytes), sets * set_bytes, cache_bytes, sets, sets, 0, wanted)
 
 
 def plan_rotation(set_bytes: int, cache_bytes: int, device_type: str) -> CacheState:

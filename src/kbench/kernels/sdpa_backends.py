@@ -29,6 +29,8 @@ class SdpaBackend(OnContiguousKV):
     backend: ClassVar[str] = ""
     lower_right: ClassVar[bool] = False
     """Whether the kernel aligns a causal mask to the end by itself; the others get a boolean mask."""
+    single_key: ClassVar[bool] = True
+    """Whether the kernel takes a sequence of one key."""
 
     def plan(self, batch: AttentionBatch, spec: AttentionSpec, kv: Any) -> BackendPlan:
         return BackendPlan(spec, tuple(self._mask(group) for group in kv.groups))
@@ -52,6 +54,9 @@ class SdpaBackend(OnContiguousKV):
             for group, mask in zip(kv.groups, plan.masks, strict=True):
                 if not group.kv_len:
                     put(out, group, out.new_zeros((group.count, plan.spec.q_heads, group.query_len, q.shape[2])))
+                    continue
+                if group.kv_len == 1 and not self.single_key:
+                    put(out, group, group.v.repeat_interleave(plan.spec.group, 1))  # the only key has all the weight
                     continue
                 attended = F.scaled_dot_product_attention(
                     queries(q, group),
@@ -77,6 +82,7 @@ class SdpaFlash(SdpaBackend):
 class SdpaCudnn(SdpaBackend):
     name = "sdpa-cudnn"
     backend = "CUDNN_ATTENTION"
+    single_key = False
 
 
 class SdpaMath(SdpaBackend):
