@@ -19,6 +19,7 @@ TORCH_FREE = [
     "kbench.suite",
     "kbench.traces.schema",
     "kbench.catalog",
+    "kbench.checkpoints",
     "kbench.selection",
     "kbench.stats",
     "kbench.env",

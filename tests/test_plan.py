@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from checkpoints.folder import write_checkpoint
 from kbench.catalog import Case
 from kbench.errors import UsageError
 from kbench.plan import Plan, block_orders, estimated_seconds, make_plan, model_label
@@ -153,11 +154,10 @@ def test_a_checkpoint_is_part_of_the_arms(path: Path) -> None:
     edit = ('preset = "tiny"\nlayers = 2', 'checkpoint = "weights"')
     with pytest.raises(UsageError, match="checkpoint"):
         plan_of(path, edit)
-    (folder / "config.json").write_text("{}")
-    (folder / "a.safetensors").write_bytes(b"1")
+    file = write_checkpoint(folder) / "model.safetensors"
     first = plan_of(path, edit)
     assert str(first.cases[0]) == "kernel/attention.decode/weights/1*1@127"
-    (folder / "a.safetensors").write_bytes(b"2")
+    file.write_bytes(file.read_bytes()[:-1] + b"\1")
     second = plan_of(path, edit)
     assert (first.lock_hash == second.lock_hash, first.plan_hash == second.plan_hash) == (True, False)
 

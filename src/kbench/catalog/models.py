@@ -111,6 +111,8 @@ class ModelShape:
     latent_rope: int = 0
     foreign: tuple[str, ...] = ()
     """Parts that the embedded engine does not have; empty where it hosts the model."""
+    family: str = ""
+    """The `model_type` of a Hugging Face checkpoint; empty where the weights are seeded."""
     source: str = ""
 
     def with_layers(self, layers: int | None) -> ModelShape:

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from kbench.catalog import ModelShape, Resolved, model_shape
-from kbench.engine.checkpoint import checkpoint_shape, load_checkpoint
+from kbench.checkpoints import read_shape
+from kbench.engine.checkpoint import load_checkpoint
 from kbench.engine.kv import torch_dtype
 from kbench.engine.model import Decoder
 from kbench.engine.seeded import seeded_weights
@@ -24,7 +25,7 @@ def arm_shape(arm: Arm) -> ModelShape:
     """The model of an arm: a preset, or what a checkpoint's config.json says, with the arm's number of layers."""
     settings = arm.model
     if settings.checkpoint is not None:
-        shape = checkpoint_shape(_folder(arm))
+        shape = read_shape(_folder(arm))
         if settings.layers is not None and settings.layers != shape.layers:
             raise UsageError(
                 f"model.layers is {settings.layers}, the checkpoint has {shape.layers}",

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kbench import catalog
+from kbench.checkpoints import check_checkpoint
 from kbench.errors import UsageError
 from kbench.selection import Query, check_all
 from kbench.suite.plugins import is_plugin, plugin_problems
 from kbench.suite.regimes import regime_problems, regime_warnings
 from kbench.suite.rules import rule_problems, rule_warnings
-from kbench.suite.schema import METRICS_OF_LEVEL, Arm, AttentionChoice, Clause, Regime, Suite, Variant
+from kbench.suite.schema import METRICS_OF_LEVEL, Arm, AttentionChoice, Clause, ModelSettings, Regime, Suite, Variant
 
 MOST_SESSIONS = 1_000
 PAGED = ("attention.decode", "attention.prefill")
@@ -117,17 +118,38 @@ def _claim(suite: Suite, root: Path) -> Iterator[Found]:
         yield ("claim", "candidate"), "baseline and candidate are the same variant", "an A/A run is kbench calibrate"
     if (suite.model.preset is None) == (suite.model.checkpoint is None):
         yield ("model",), "needs exactly one of preset and checkpoint", 'e.g. preset = "tiny"'
-    elif suite.model.checkpoint is not None and not (root / suite.model.checkpoint / "config.json").is_file():
-        where = root / suite.model.checkpoint
-        yield ("model", "checkpoint"), f"no checkpoint {where}: it has no config.json", "name a model folder"
-    elif suite.model.preset is not None and (suite.step or suite.workload):
-        foreign = catalog.MODELS[suite.model.preset].foreign
-        if foreign:
-            what = f"the embedded engine does not run {suite.model.preset}: it has {', '.join(foreign)}"
-            yield ("model", "preset"), what, "drop [step] and [workload], or name another model"
+    else:
+        yield from _model(suite, root)
+
+
+def _model(suite: Suite, root: Path) -> Iterator[Found]:
+    """Whether the engine can host the model: its parts, and every tensor of a checkpoint by the files' headers."""
+    try:
+        shape = _shape(suite.model, root)
+    except UsageError as error:
+        for problem in error.problems:
+            yield ("model", "checkpoint"), f"{problem.file}: {problem.what}", problem.remedy
+        return
+    if shape.foreign and (suite.step or suite.workload):
+        what = f"the embedded engine does not run {shape.name}: it has {', '.join(shape.foreign)}"
+        yield ("model", "preset"), what, "drop [step] and [workload], or name another model"
+    if suite.model.checkpoint is not None and suite.model.layers not in (None, shape.layers):
+        what = f"layers is {suite.model.layers}, the checkpoint has {shape.layers}"
+        yield ("model", "layers"), what, "leave layers out"
+
+
+def _shape(model: ModelSettings, root: Path) -> catalog.ModelShape:
+    """Of a preset with the suite's number of layers, or of a checkpoint. UsageError where that cannot be loaded."""
+    if model.preset is not None:
+        return catalog.model_shape(model.preset).with_layers(model.layers)
+    return check_checkpoint(root / str(model.checkpoint))
 
 
 def _variants(suite: Suite, root: Path) -> Iterator[Found]:
+    try:
+        shape = _shape(suite.model, root)
+    except UsageError:
+        shape = None  # said once, of the model
     for name in suite.variants:
         path: KeyPath = ("variants", name)
         try:
@@ -136,7 +158,7 @@ def _variants(suite: Suite, root: Path) -> Iterator[Found]:
             yield path, error.problems[0].what, error.problems[0].remedy
             continue
         for phase in ("prefill", "decode"):
-            yield from _implementation(arm, phase, getattr(arm, phase), (*path, "attention", phase), root)
+            yield from _implementation(arm, phase, getattr(arm, phase), (*path, "attention", phase), root, shape)
         for op, reference in arm.kernels.items():
             yield from _kernel(op, reference, (*path, "kernels", op), root)
         if name in (suite.claim.baseline, suite.claim.candidate):
@@ -151,7 +173,9 @@ def _variants(suite: Suite, root: Path) -> Iterator[Found]:
             )
 
 
-def _implementation(arm: Arm, phase: str, reference: str, path: KeyPath, root: Path) -> Iterator[Found]:
+def _implementation(
+    arm: Arm, phase: str, reference: str, path: KeyPath, root: Path, shape: catalog.ModelShape | None
+) -> Iterator[Found]:
     if is_plugin(reference):
         for what, remedy in plugin_problems(reference, root):
             yield path, what, remedy
@@ -162,9 +186,8 @@ def _implementation(arm: Arm, phase: str, reference: str, path: KeyPath, root: P
     except UsageError as error:
         yield path, error.problems[0].what, error.problems[0].remedy
         return
-    if arm.model.preset is None:
+    if shape is None:
         return
-    shape = catalog.MODELS[arm.model.preset].with_layers(arm.model.layers)
     device = candidate.devices[0]
     heads = (shape.q_heads, shape.kv_heads, shape.head_dim)
     queries = [
