@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kbench import catalog
-from kbench.catalog import Case, Group, Implementation, Point, parse_point
+from kbench.catalog import Case, Group, Implementation, Point, Registry, parse_point
 from kbench.errors import UsageError
 
 
@@ -138,20 +138,49 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
         catalog.implementation("sdpa", "attention.decode")
 
 
-def test_registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered = importlib.import_module("kbench.catalog.implementations")
-    monkeypatch.setattr(registered, "_IMPLEMENTATIONS", dict(registered._IMPLEMENTATIONS))
+def test_registering_makes_another_registry_and_leaves_the_first_alone() -> None:
+    first = catalog.registry()
     mine = Implementation("mine", ("attention.decode",), "mine:fn", "")
-    catalog.register(mine)
-    assert mine in catalog.implementations("attention.decode")
-    assert mine not in catalog.implementations("attention.prefill")
+    second = first.registered(mine)
+    assert mine in second.of("attention.decode") and mine not in second.of("attention.prefill")
+    assert first.find("mine", "attention.decode") is None
     with pytest.raises(UsageError, match="registered already"):
-        catalog.register(mine)
-    catalog.register(Implementation("mine", ("attention.prefill",), "mine:fn", ""), override=True)
-    assert catalog.implementation("mine").ops == ("attention.prefill",)
+        second.registered(mine)
+    third = second.registered(replace(mine, ops=("attention.prefill",)), override=True)
+    assert {op for op in catalog.OPS if third.find("mine", op)} == {"attention.decode", "attention.prefill"}
     for ops in ((), ("attention.sideways",)):
         with pytest.raises(UsageError, match="unknown op"):
-            catalog.register(Implementation("other", ops, "mine:fn", ""))
+            first.registered(Implementation("other", ops, "mine:fn", ""))
+    with pytest.raises(UsageError, match="registered already"):
+        Registry([mine, mine])
+    with pytest.raises(UsageError, match="cannot be named 'auto'"):
+        first.registered(replace(mine, name="auto"))
+
+
+def test_an_override_is_for_its_operation_alone_and_keeps_its_place() -> None:
+    shipped = catalog.registry()
+    mine = Implementation("sdpa-flash", ("attention.decode",), "mine:fn", "", priority=1)
+    with pytest.raises(UsageError, match="registered already"):
+        shipped.registered(mine)
+    own = shipped.registered(mine, override=True)
+    assert own.get("sdpa-flash", "attention.decode").entry == "mine:fn"
+    assert own.get("sdpa-flash", "attention.prefill") == shipped.get("sdpa-flash", "attention.prefill")
+
+    def order(known: Registry) -> list[str]:
+        return [item.name for item in known.in_order("attention.decode")]
+
+    assert sorted(order(own)) == sorted(order(shipped))
+    priority = shipped.get("sdpa-flash").priority
+    assert own.get("sdpa-flash", "attention.decode").priority == priority != 1
+
+
+def test_auto_never_takes_a_reference_and_the_slot_is_empty() -> None:
+    for op in catalog.OPS:
+        listed = catalog.registry().in_order(op)
+        assert not any(item.name.startswith("reference") for item in listed)
+        assert [item.priority for item in listed] == sorted((item.priority for item in listed), reverse=True)
+    with pytest.raises(UsageError, match=r"the slot 'custom' of gemm is empty \(fill it: register"):
+        catalog.implementation("custom", "gemm")
 
 
 PARAMETERS_B = {

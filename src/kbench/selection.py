@@ -87,7 +87,7 @@ def check(candidate: Implementation, query: Query) -> list[Reason]:
         ok = query.head_dim >= 16 and query.head_dim & (query.head_dim - 1) == 0
         want("head_dim", str(query.head_dim), ("a power of two of at least 16",), ok)
     want("heads", f"{query.q_heads}/{query.kv_heads}", ("q a multiple of kv",), query.q_heads % query.kv_heads == 0)
-    want("graph", "capturable", ("eager only",), candidate.graph or not query.graph)
+    want("graph", "capturable", ("eager only",), bool(candidate.graph) or not query.graph)
     for feature in query.features:
         want("feature", feature, candidate.features or ("none",), feature in candidate.features)
     want("mask", query.mask, ("causal",), query.mask == "causal")

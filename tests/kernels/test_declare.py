@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 
 import pytest
@@ -66,9 +65,7 @@ def test_an_installed_package_brings_implementations(tmp_path: Path, monkeypatch
     )
     (tmp_path / "strange_norms.py").write_text("def fn(x, weight, eps): return x * weight\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    registered = importlib.import_module("kbench.catalog.implementations")
-    monkeypatch.setattr(registered, "_IMPLEMENTATIONS", dict(registered._IMPLEMENTATIONS))
-    registered._discover.cache_clear()
+    catalog.registry.cache_clear()
     try:
         assert "strange" in [found.name for found in catalog.implementations("norm.rmsnorm")]
         assert catalog.implementation("sdpa").summary != "from strange-norms"
@@ -77,4 +74,4 @@ def test_an_installed_package_brings_implementations(tmp_path: Path, monkeypatch
         made = load("strange", "norm.rmsnorm")
         assert made.run({"x": 2, "weight": 3, "eps": 0}, None, ()) == 6
     finally:
-        registered._discover.cache_clear()
+        catalog.registry.cache_clear()

@@ -4,15 +4,19 @@ Owns the nouns that every level joins on and the lists behind `kbench list`. It 
 nothing, imports no torch.
 """
 
-from kbench.catalog.cases import LEVELS, Case
-from kbench.catalog.implementations import (
+from kbench.catalog.capability import (
+    AUTO,
+    CUSTOM,
     DTYPES,
+    KV_DTYPES,
     LAYOUTS,
+    ROLES,
+    Capability,
+    GraphSupport,
     Implementation,
-    implementation,
-    implementations,
-    register,
 )
+from kbench.catalog.cases import LEVELS, Case
+from kbench.catalog.implementations import Registry, implementation, implementations, registry
 from kbench.catalog.models import LayerKind, ModelShape, Rope
 from kbench.catalog.ops import (
     OPS,
@@ -37,7 +41,10 @@ from kbench.catalog.points import (
 from kbench.catalog.presets import MODELS, model_shape
 
 __all__ = [
+    "AUTO",
+    "CUSTOM",
     "DTYPES",
+    "KV_DTYPES",
     "LAYOUTS",
     "LEVELS",
     "MAX_CONTEXT",
@@ -45,15 +52,19 @@ __all__ = [
     "MODELS",
     "OPS",
     "REQUIRED",
+    "ROLES",
     "ROUTINGS",
     "Axes",
+    "Capability",
     "Case",
+    "GraphSupport",
     "Group",
     "Implementation",
     "LayerKind",
     "ModelShape",
     "Operation",
     "Point",
+    "Registry",
     "Resolved",
     "Rope",
     "Shape",
@@ -64,6 +75,6 @@ __all__ = [
     "operation",
     "parse_point",
     "parse_shape",
-    "register",
+    "registry",
     "resolve_shape",
 ]

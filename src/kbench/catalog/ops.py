@@ -24,8 +24,8 @@ REQUIRED = -1
 ROUTINGS = ("balanced", "zipf", "hot", "empty")
 """How tokens choose experts: evenly, by a Zipf law, all the same ones, or evenly among all but the last."""
 
-MASKS = ("causal", "block-sparse")
-"""Who may see whom in attention; no implementation of a block-sparse mask is built in: it is rejected with reasons."""
+MASKS = ("causal", "block-sparse", "custom")
+"""Who may see whom in attention. Nothing built in computes any but the first: the others are rejected with reasons."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def _rows(topic: Topic) -> list[dict[str, Any]]:
                 "dtypes": ", ".join(found.dtypes),
                 "page_multiple_of": found.page_multiple_of,
                 "features": ", ".join(found.features),
-                "graph": found.graph,
+                "graph": str(found.graph),
                 "requires": ", ".join(found.requires),
                 "summary": found.summary,
             }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kbench.catalog import DTYPES, LAYOUTS, Implementation, operation
+from kbench.catalog import DTYPES, LAYOUTS, Capability, GraphSupport, Implementation, operation
 
 ATTRIBUTE = "__kbench__"
 T = TypeVar("T", bound=Callable[..., Any])
@@ -19,16 +19,26 @@ def implementation(
     op: str,
     *,
     devices: tuple[str, ...] = ("cpu", "cuda"),
+    lowest_capability: Capability | None = None,
+    highest_capability: Capability | None = None,
     dtypes: tuple[str, ...] = DTYPES,
+    kv_dtypes: tuple[str, ...] = (),
     page_multiple_of: int = 1,
+    page_sizes: tuple[int, ...] = (),
     layouts: tuple[str, ...] = LAYOUTS,
     head_dims: tuple[int, ...] = (),
+    masks: tuple[str, ...] = ("causal",),
     features: tuple[str, ...] = (),
-    graph: bool = True,
+    longest_query: int = 0,
+    graph: bool | GraphSupport = True,
     expects_kernel: str = "",
 ) -> Callable[[T], T]:
-    """Declare a function or class as an implementation of `op`; see `kbench.catalog.Implementation` for the keys."""
+    """Declare a function or class as an implementation of `op`; see `kbench.catalog.Implementation` for the keys.
+
+    `graph`: True is ALWAYS, False NEVER.
+    """
     operation(op)
+    captured = GraphSupport.ALWAYS if graph is True else GraphSupport(int(graph))
 
     def mark(found: T) -> T:
         declared = Implementation(
@@ -37,12 +47,18 @@ def implementation(
             "",
             (found.__doc__ or "").strip().partition("\n")[0],
             devices=devices,
+            lowest_capability=lowest_capability,
+            highest_capability=highest_capability,
             dtypes=dtypes,
+            kv_dtypes=kv_dtypes,
             page_multiple_of=page_multiple_of,
+            page_sizes=page_sizes,
             layouts=layouts,
             head_dims=head_dims,
+            masks=masks,
             features=features,
-            graph=graph,
+            longest_query=longest_query,
+            graph=captured,
             expects_kernel=expects_kernel,
         )
         setattr(found, ATTRIBUTE, declared)

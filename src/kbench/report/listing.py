@@ -20,6 +20,12 @@ BATCHES = {
     "none": "axes alone",
 }
 
+_CAPTURED = {
+    "single-token": "can be captured in a CUDA graph, one query token a sequence",
+    "uniform": "can be captured in a CUDA graph, queries of one length",
+    "always": "can be captured in a CUDA graph",
+}
+
 
 def lines(topic: str, rows: Sequence[Row]) -> Iterator[str]:
     """`topic` as `kbench list` names it."""
@@ -59,7 +65,7 @@ def _kernel(row: Row) -> Iterator[str]:
     yield f"{row['ops']}; on {row['devices']}"
     limits = [f"pages a multiple of {row['page_multiple_of']}"] if row["page_multiple_of"] != 1 else []
     limits += [f"also {row['features']}"] if row["features"] else []
-    limits += ["can be captured in a CUDA graph"] if row["graph"] else []
+    limits += [_CAPTURED[row["graph"]]] if row["graph"] in _CAPTURED else []
     limits += [f"{row['dtypes']} only"] if row["dtypes"].count(",") < 2 else []
     limits += [f"needs {row['requires']}"] if row["requires"] else []
     if limits:
