@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from statistics import fmean, median
 
@@ -18,7 +19,11 @@ from kbench.clock.profiler import ProfilerTimer, profile_calls, profile_kernels
 from kbench.clock.sm_clock import SmClock
 from kbench.clock.timer import prepared_timer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1, reason="wants the device alone"),
+]
 
 MIB = 1 << 20
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from statistics import median
 from typing import Any
@@ -26,6 +27,8 @@ from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings
 from kernels.holding import hold
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+alone = pytest.mark.skipif(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1, reason="wants the device alone")
 
 LLAMA = AttentionSpec(32, 8, 128)
 SMALL = AttentionSpec(8, 2, 64)
@@ -121,6 +124,7 @@ def test_a_captured_triton_decode_follows_lengths_that_change_under_it() -> None
     assert not bool(out[1].any())
 
 
+@alone
 @pytest.mark.parametrize("point", PRACTICE)
 def test_graph_time_is_profiler_time(point: str) -> None:
     """A graph runs its calls back to back, so its partner is the span of their kernels on the device's timeline.
@@ -130,7 +134,7 @@ def test_graph_time_is_profiler_time(point: str) -> None:
     it = trial("triton-paged", point)
     outcome = it.prepare()
     assert outcome.status is Status.OK, outcome.message
-    assert (outcome.facts["timer"], outcome.facts["cache"]) == ("graph", "cold")
+    assert (outcome.facts["timer"], outcome.facts["cache"]) in {("graph", "cold"), ("graph", "serving")}
     assert outcome.facts["calls_per_round"] >= outcome.facts["cache_state"]["sets"]
     latencies = [it.window()[0] for _ in range(5)]
     assert all(value.clock == "graph" for value in latencies)
@@ -146,6 +150,7 @@ def test_graph_time_is_profiler_time(point: str) -> None:
     assert any(implementation("triton-paged").expects_kernel in name for name in facts["kernels"])
 
 
+@alone
 @pytest.mark.parametrize("name", ["sdpa-gather", "blocked"])
 def test_torch_decodes_are_timed_and_checked(name: str) -> None:
     it = trial(name, "4*1@500")
@@ -176,6 +181,7 @@ def test_a_call_that_cannot_be_captured_is_timed_by_events() -> None:
     assert torch.isfinite(torch.randn(8, device="cuda")).all(), "the failed capture is over for the generator too"
 
 
+@alone
 def test_graph_events_and_profiler_agree_on_a_copy() -> None:
     """256 MiB in, 256 MiB out: far above every cache and every launch cost."""
     device = torch.device("cuda")

@@ -43,7 +43,9 @@ def run(
         plan = common.load_plan(suite, seed, traces, costs)
         if dry_run:
             return show_plan(plan, out, as_json)
-        levels = ("kernel", "step", "timeline", "workload")
+        suite_ = plan.loaded.suite
+        stepping = suite_.step is not None or suite_.workload is not None  # else no engine is measured, nor looked into
+        levels = ("kernel", "step", *(("timeline",) if stepping else ()), "workload")
         record = _execute(plan, levels, out, device, resume, budget, exploratory, "")
         code = decide_and_show(plan, out, as_json, told, exploratory=record if exploratory else None)
     raise typer.Exit(int(code))

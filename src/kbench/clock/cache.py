@@ -75,8 +75,8 @@ def plan_state(
     """What to rotate and to flush for a wanted state, and the label that it earns.
 
     `streamed_bytes`: what a call reads of weights and KV; `activation_bytes`: everything else that it touches, outputs
-    included. Where next to nothing is streamed (an activation function, a norm of many rows), `serving` is its activations
-    alone.
+    included. Where next to nothing is streamed (an activation function, a norm of many rows), `serving` is its
+    activations alone.
     """
     whole = streamed_bytes + activation_bytes
     if wanted == "cold":

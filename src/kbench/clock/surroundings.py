@@ -36,7 +36,11 @@ class Surroundings:
         """What is different now, in words; what could not be read at either time is not."""
         now = Surroundings.of(device)
         pairs = ((field.name, getattr(self, field.name), getattr(now, field.name)) for field in fields(self))
-        return [f"{name} {before} → {after}" for name, before, after in pairs if None not in (before, after) and before != after]
+        return [
+            f"{name} {before} → {after}"
+            for name, before, after in pairs
+            if None not in (before, after) and before != after
+        ]
 
 
 def _persisting_l2_bytes(device: torch.device) -> int | None:

@@ -21,7 +21,7 @@ class LatentPlan:
 
 
 class TorchMla:
-    """Gather, one batched product for the scores, softmax in float32, one batched product for the values."""
+    """Gather, a batched product for each part of the scores, softmax in float32, one batched product for the values."""
 
     name = "torch-mla"
 
@@ -38,14 +38,16 @@ class TorchMla:
         return LatentPlan((page * size + position % size).reshape(-1), ~real[:, None, :])
 
     def run(self, state: dict[str, Any], plan: LatentPlan, out: Outputs) -> Tensor:
-        q = torch.cat((state["q_latent"], state["q_rope"]), dim=-1)
-        cache = state["cache"]
+        q, cache = state["q_latent"], state["cache"]
         keys = cache.flatten(0, 1).index_select(0, plan.rows).view(q.shape[0], -1, cache.shape[2])
         keys = keys.masked_fill(plan.hidden.transpose(1, 2), 0.0)
-        scores = (q @ keys.transpose(1, 2)).float() * state["scale"]
+        latent, rope = keys.split((q.shape[2], cache.shape[2] - q.shape[2]), dim=-1)
+        # Two sums, as the definition has them: a single one over both widths uses up float32's error limit.
+        scores = (q @ latent.transpose(1, 2)).float() + (state["q_rope"] @ rope.transpose(1, 2)).float()
+        scores *= state["scale"]
         weights = torch.softmax(scores.masked_fill(plan.hidden, float("-inf")), dim=-1)
         weights = weights.masked_fill(plan.hidden, 0.0).to(q.dtype)
-        mixed: Tensor = weights @ keys[..., : state["q_latent"].shape[2]]
+        mixed: Tensor = weights @ latent
         return mixed
 
 
