@@ -12,7 +12,7 @@ import typer.main
 
 from cli.conftest import SUITE, Said, kbench
 from kbench.cli import app
-from kbench.record import list_runs
+from kbench.record import list_runs, read_run
 
 
 def commands() -> list[list[str]]:
@@ -69,6 +69,18 @@ def test_looking_again_changes_nothing(folder: Path) -> None:
     kept = {path: path.read_bytes() for path in (folder / "results" / "claim").iterdir() if path.is_file()}
     assert kbench("decide", *out(folder)).code == 4
     assert {path: path.read_bytes() for path in kept} == kept
+
+
+def test_a_suite_of_kernels_alone_starts_no_engine(fresh: Path) -> None:
+    """Level 0 of a large model takes minutes, and no step is claimed here."""
+    text = SUITE[: SUITE.index('  [[regime.require]]\n  level = "step"')]
+    for left_out in ('[step]\npoints = ["1*1@127"]\n', '[workload]\ntraces = { chat = "chat.parquet" }\n'):
+        text = text.replace(left_out, "")
+    (fresh / "suite.toml").write_text(text.replace('trace_class = ["chat"]\n', ""))
+    said = kbench("run", fresh / "suite.toml", "--out", fresh / "results", "--device", "cpu")
+    assert said.code in (0, 1, 3), said.err
+    [run] = [read_run(path) for path in list_runs(fresh / "results" / "claim")]
+    assert {trial.case.split("/")[0] for trial in run.trials} == {"kernel"}
 
 
 def without_workload(folder: Path) -> None:
