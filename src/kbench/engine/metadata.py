@@ -1,26 +1,28 @@
 """From a step plan to what a forward pass reads: token ids, positions, slots and one attention batch a phase.
 
-Owns the persistent host buffers (pinned on CUDA), their device twins and the split of a step into decode rows (one
-query token) and prefill rows, made once a step. Packed order: all decode rows, then all prefill rows, each in the
-order of the plan. It does not know the model or who computes attention.
+Owns the split of a step into decode rows (one query token) and prefill rows, made once a step, and what stands in the
+rows that a captured graph is padded with. Packed order: all decode rows, then all prefill rows, each in the order of
+the plan. Where the bytes lie is `engine.arena`'s. It does not know the model or who computes attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kbench.engine.core import Request, Scheduled, StepPlan
+from kbench.engine.arena import Arena, PartPlaces, PartSize, StepSize, places_of
+from kbench.engine.core import NULL_PAGE, Request, Scheduled, StepPlan
 from kbench.engine.kv import Slots
 from kbench.engine.requests import TokenContent
 from kbench.errors import MeasurementError
 from kbench.ops.attention import AttentionBatch
+
+NOT_FED = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,11 @@ class StepInputs:
     decode_tokens: int
     logit_rows: Tensor
     """int32: packed rows that yield a token, in the order of `StepPlan.sampling`."""
+    every_row: bool = False
+    """`logit_rows` counts all rows in packed order."""
+    feed: Tensor | None = None
+    """int32 `[tokens]`: where it is not negative, the token is the one that the step before sampled at this index; None
+    where all tokens are known to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,58 +56,45 @@ class Prepared:
     prefills: tuple[Scheduled, ...]
     tokens: list[int]
     logit_rows: list[int]
+    feed: tuple[tuple[int, int], ...] = ()
+    """`(packed row, index among the tokens that the step before sampled)` of tokens that the host does not know yet."""
 
     @property
     def requests(self) -> int:
         return len(self.decodes) + len(self.prefills)
 
+    @property
+    def prefill_tokens(self) -> int:
+        return len(self.tokens) - len(self.decodes)
+
+    @property
+    def longest_decode(self) -> int:
+        """KV tokens."""
+        return max((item.kv_tokens for item in self.decodes), default=0)
+
+    @property
+    def longest_prefill(self) -> int:
+        return max((item.kv_tokens for item in self.prefills), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Host side of one phase's batch; the device side is taken from the buffers after the copy."""
+    """Host side of one phase's batch; the device side is taken from the arena after the copy."""
 
     query_lens: tuple[int, ...]
     kv_lens: tuple[int, ...]
-    width: int
+    size: PartSize
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A step whose host buffers are filled."""
+    """A step whose host buffer is filled."""
 
-    tokens: int
-    logit_rows: int
-    decode_tokens: int
+    size: StepSize
     decode: _Part | None
     prefill: _Part | None
-
-
-class _Buffer:
-    """A host buffer and its device twin; grows, never shrinks. On the CPU both are one tensor."""
-
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._dtype = dtype
-        self._device = device
-        self._make(size)
-
-    def _make(self, size: int) -> None:
-        pinned = self._device.type == "cuda"
-        self._host = torch.zeros(size, dtype=self._dtype, pin_memory=pinned)
-        self._device_twin = torch.zeros(size, dtype=self._dtype, device=self._device) if pinned else self._host
-        self.array: NDArray[Any] = self._host.numpy()
-
-    def reserve(self, size: int) -> NDArray[Any]:
-        """The host array, at least `size` long; earlier contents may be lost."""
-        if size > self.array.shape[0]:
-            self._make(max(size, 2 * self.array.shape[0]))
-        return self.array
-
-    def upload(self, size: int) -> Tensor:
-        """The first `size` entries on the device, copied without waiting."""
-        twin = self._device_twin[:size]
-        if self._device_twin is not self._host:
-            twin.copy_(self._host[:size], non_blocking=True)
-        return twin
+    every_row: bool
+    fed: bool
 
 
 class _Row:
@@ -128,58 +122,20 @@ class _Row:
         return self.pages[:count]
 
 
-class _PartBuffers:
-    """Buffers of one phase's attention batch."""
-
-    def __init__(self, max_seqs: int, device: torch.device) -> None:
-        self.query_start = _Buffer(max_seqs + 1, torch.int32, device)
-        self.seq_lens = _Buffer(max_seqs, torch.int32, device)
-        self.block_table = _Buffer(max_seqs * 16, torch.int32, device)
-
-    def fill(self, items: Sequence[Scheduled], rows: list[NDArray[np.int32]]) -> _Part:
-        count = len(items)
-        query_lens = tuple(item.query_tokens for item in items)
-        kv_lens = tuple(item.kv_tokens for item in items)
-        starts = self.query_start.reserve(count + 1)
-        starts[0] = 0
-        starts[1 : count + 1] = np.cumsum(query_lens)
-        self.seq_lens.reserve(count)[:count] = kv_lens
-        width = max(row.shape[0] for row in rows)
-        table = self.block_table.reserve(count * width)[: count * width].reshape(count, width)
-        table[:] = 0
-        for index, row in enumerate(rows):
-            table[index, : row.shape[0]] = row
-        return _Part(query_lens, kv_lens, width)
-
-    def upload(self, part: _Part) -> AttentionBatch:
-        count = len(part.query_lens)
-        return AttentionBatch(
-            query_start=self.query_start.upload(count + 1),
-            seq_lens=self.seq_lens.upload(count),
-            block_table=self.block_table.upload(count * part.width).view(count, part.width),
-            query_lens=part.query_lens,
-            kv_lens=part.kv_lens,
-            max_query=max(part.query_lens),
-            max_kv=max(part.kv_lens),
-        )
-
-
 class MetadataBuilder:
-    """Builds the inputs of one step at a time: `prepare` (lists), `stage` (host arrays), `upload` (device)."""
+    """Builds the inputs of one step at a time: `prepare` (lists), `stage` (host arrays), `upload` (device).
 
-    def __init__(self, *, page_size: int, max_tokens: int, max_seqs: int, device: torch.device) -> None:
+    `dummy_page` is where rows that only pad a captured graph write and read; none are padded without it.
+    """
+
+    def __init__(
+        self, *, page_size: int, max_tokens: int, max_seqs: int, device: torch.device, dummy_page: int = NULL_PAGE
+    ) -> None:
         self._page_size = page_size
+        self._dummy_page = dummy_page
         self._rows: dict[int, _Row] = {}
-        self._tokens = _Buffer(max_tokens, torch.int32, device)
-        self._positions = _Buffer(max_tokens, torch.int32, device)
-        self._logit_rows = _Buffer(max_seqs, torch.int32, device)
-        self._slots = tuple(_Buffer(max_tokens, torch.int64, device) for _ in range(3))
-        self._decode = _PartBuffers(max_seqs, device)
-        self._prefill = _PartBuffers(max_seqs, device)
-        self._in_flight: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._in_flight = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._uploaded = False
+        room = PartSize(max_seqs, 16)
+        self.arena = Arena(places_of(StepSize(max_tokens, max_seqs, room, room)).bytes, device)
 
     def forget(self, request_id: int) -> None:
         """Drop what is kept about a request that left the engine."""
@@ -188,74 +144,210 @@ class MetadataBuilder:
     def reset(self) -> None:
         self._rows.clear()
 
-    def prepare(self, plan: StepPlan) -> Prepared:
-        """Order the plan's rows and collect their token ids."""
+    def prepare(self, plan: StepPlan, pending: Mapping[int, int] | None = None) -> Prepared:
+        """Order the plan's rows and collect their token ids.
+
+        `pending`: requests whose last token is still on the device, and its index among those of the step before.
+        """
         decodes = tuple(item for item in plan.scheduled if item.query_tokens == 1)
         prefills = tuple(item for item in plan.scheduled if item.query_tokens != 1)
         tokens: list[int] = []
         last_row: dict[int, int] = {}
+        feed: list[tuple[int, int]] = []
         for item in (*decodes, *prefills):
             content = item.request.content
             if not isinstance(content, TokenContent):
                 raise MeasurementError(f"request {item.request.request_id} has no token ids to compute")
-            tokens += content.tokens[item.kv_tokens - item.query_tokens : item.kv_tokens]
+            known = content.tokens
+            if item.kv_tokens > len(known):
+                if pending is None or item.request.request_id not in pending:
+                    raise MeasurementError(f"request {item.request.request_id} has no token {len(known)} to compute")
+                tokens += known[item.kv_tokens - item.query_tokens :]
+                feed.append((len(tokens), pending[item.request.request_id]))
+                tokens.append(0)
+            else:
+                tokens += known[item.kv_tokens - item.query_tokens : item.kv_tokens]
             last_row[item.request.request_id] = len(tokens) - 1
         rows = [last_row[item.request.request_id] for item in plan.scheduled if item.samples]
-        return Prepared(decodes, prefills, tokens, rows)
+        return Prepared(decodes, prefills, tokens, rows, tuple(feed))
 
-    def stage(self, step: Prepared) -> Staged:
-        """Fill the host buffers, after an earlier copy out of them has ended."""
-        if self._in_flight is not None and self._uploaded:
-            self._in_flight.synchronize()
-        count = len(step.tokens)
-        self._tokens.reserve(count)[:count] = step.tokens
-        self._logit_rows.reserve(len(step.logit_rows))[: len(step.logit_rows)] = step.logit_rows
-        items = (*step.decodes, *step.prefills)
-        rows = [self._rows.setdefault(item.request.request_id, _Row()).of(item.request) for item in items]
-        self._place(items, rows, count)
-        split = len(step.decodes)
+    def size_of(self, step: Prepared) -> StepSize:
+        """The size of the step itself, nothing padded."""
+
+        def part(items: Sequence[Scheduled]) -> PartSize:
+            return PartSize(len(items), max((len(item.request.pages) for item in items), default=0))
+
+        return StepSize(len(step.tokens), len(step.logit_rows), part(step.decodes), part(step.prefills))
+
+    def stage(self, step: Prepared, size: StepSize | None = None) -> Staged:
+        """Fill the host buffer, laid out for `size` (default: the step's own), and pad what is left of it.
+
+        Padding decodes token 0 at position 0 of the dummy page, each row a sequence of one token; padding of the
+        prefill part is rows of no sequence, and sequences of no row.
+        """
+        own = self.size_of(step)
+        size = size or own
+        places, arena = places_of(size), self.arena
+        arena.begin(places.bytes)
+        decodes, total = len(step.decodes), len(step.tokens)
+        # A padded decode part moves the prefill rows: they begin where it ends.
+        shift = size.decode.sequences - decodes
+        tokens = arena.host(places.tokens)
+        tokens[:decodes] = step.tokens[:decodes]
+        tokens[decodes + shift : total + shift] = step.tokens[decodes:]
+        rows = arena.host(places.logit_rows)
+        rows[: own.logit_rows] = step.logit_rows
+        if shift:
+            rows[: own.logit_rows][rows[: own.logit_rows] >= decodes] += shift
+        feed = arena.host(places.feed)
+        feed[:] = NOT_FED
+        for row, index in step.feed:
+            feed[row if row < decodes else row + shift] = index
+        pages = [self._rows.setdefault(item.request.request_id, _Row()).of(item.request) for item in step.decodes]
+        tables = [self._rows.setdefault(item.request.request_id, _Row()).of(item.request) for item in step.prefills]
+        self._place(step, pages, tables, size, total)
+        if size != own:
+            tokens[decodes : decodes + shift] = 0
+            tokens[total + shift :] = 0
+            rows[own.logit_rows :] = np.arange(own.logit_rows, size.logit_rows) if not step.prefills else 0
+        in_order = not step.prefills and step.logit_rows == list(range(total))
         return Staged(
-            tokens=count,
-            logit_rows=len(step.logit_rows),
-            decode_tokens=split,
-            decode=self._decode.fill(items[:split], rows[:split]) if split else None,
-            prefill=self._prefill.fill(items[split:], rows[split:]) if step.prefills else None,
+            size=size,
+            decode=self._fill(places.decode, size.decode, step.decodes, pages, pad_query=1),
+            prefill=self._fill(places.prefill, size.prefill, step.prefills, tables, pad_query=0),
+            every_row=in_order and size.logit_rows == size.tokens,
+            fed=bool(step.feed),
         )
 
-    def _place(self, items: Sequence[Scheduled], rows: list[NDArray[np.int32]], count: int) -> None:
-        """Position and slot of every packed token."""
-        positions = self._positions.reserve(count)
-        flat, page, offset = (buffer.reserve(count) for buffer in self._slots)
-        start = 0
-        for item, row in zip(items, rows, strict=True):
-            if item.query_tokens == 1:
-                position = item.kv_tokens - 1
-                positions[start] = position
-                page[start] = row[position // self._page_size]
-                start += 1
-                continue
+    def _place(
+        self,
+        step: Prepared,
+        decode_pages: list[NDArray[np.int32]],
+        prefill_pages: list[NDArray[np.int32]],
+        size: StepSize,
+        total: int,
+    ) -> None:
+        """Position and slot of every packed token; those of padding are the dummy page's first."""
+        places, arena, page_size = places_of(size), self.arena, self._page_size
+        positions = arena.host(places.positions)
+        flat, page, offset = (arena.host(place) for place in (places.flat, places.page, places.offset))
+        decodes, split = len(step.decodes), size.decode.sequences
+        if decodes:
+            own = positions[:decodes]
+            own[:] = [item.kv_tokens - 1 for item in step.decodes]
+            page[:decodes] = [row[at] for row, at in zip(decode_pages, (own // page_size).tolist(), strict=True)]
+        start = split
+        for item, row in zip(step.prefills, prefill_pages, strict=True):
             stop = start + item.query_tokens
             span = np.arange(item.kv_tokens - item.query_tokens, item.kv_tokens)
             positions[start:stop] = span
-            page[start:stop] = row[span // self._page_size]
+            page[start:stop] = row[span // page_size]
             start = stop
-        np.remainder(positions[:count], self._page_size, out=offset[:count])
-        np.multiply(page[:count], self._page_size, out=flat[:count])
-        flat[:count] += offset[:count]
+        for padding in (slice(decodes, split), slice(start, size.tokens)):
+            positions[padding] = 0
+            page[padding] = self._dummy_page
+        np.remainder(positions, page_size, out=offset)
+        np.multiply(page, page_size, out=flat)
+        flat += offset
+
+    def _fill(
+        self,
+        places: PartPlaces,
+        size: PartSize,
+        items: Sequence[Scheduled],
+        rows: list[NDArray[np.int32]],
+        *,
+        pad_query: int,
+    ) -> _Part | None:
+        """One phase's batch; a sequence of padding has `pad_query` rows and one token, in the dummy page."""
+        if not size.sequences:
+            return None
+        count, arena = len(items), self.arena
+        query_lens = tuple(item.query_tokens for item in items)
+        kv_lens = tuple(item.kv_tokens for item in items)
+        starts, lens = arena.host(places.query_start), arena.host(places.seq_lens)
+        starts[0] = 0
+        starts[1 : count + 1] = np.cumsum(query_lens)
+        starts[count + 1 :] = starts[count] + pad_query * np.arange(1, size.sequences - count + 1)
+        lens[:count] = kv_lens
+        lens[count:] = 1
+        table = arena.host(places.block_table).reshape(size)
+        table[:count] = NULL_PAGE
+        for index, row in enumerate(rows):
+            table[index, : row.shape[0]] = row
+        if count < size.sequences:
+            table[count:] = NULL_PAGE
+            table[count:, 0] = self._dummy_page
+        return _Part(query_lens, kv_lens, size)
 
     def upload(self, staged: Staged) -> StepInputs:
-        """Copy the filled part of the buffers to the device, without waiting."""
-        flat, page, offset = (buffer.upload(staged.tokens) for buffer in self._slots)
-        inputs = StepInputs(
-            tokens=self._tokens.upload(staged.tokens),
-            positions=self._positions.upload(staged.tokens),
-            slots=Slots(flat, page, offset),
-            decode=self._decode.upload(staged.decode) if staged.decode is not None else None,
-            prefill=self._prefill.upload(staged.prefill) if staged.prefill is not None else None,
-            decode_tokens=staged.decode_tokens,
-            logit_rows=self._logit_rows.upload(staged.logit_rows),
+        """Copy to the device, without waiting, and say where everything is."""
+        self.copy(staged)
+        return self.inputs(staged)
+
+    def copy(self, staged: Staged) -> None:
+        self.arena.upload(places_of(staged.size).bytes)
+
+    def inputs(self, staged: Staged) -> StepInputs:
+        """Where a staged step lies on the device."""
+        places, device = places_of(staged.size), self.arena.device
+        return StepInputs(
+            tokens=device(places.tokens),
+            positions=device(places.positions),
+            slots=Slots(device(places.flat), device(places.page), device(places.offset)),
+            decode=self._batch(places.decode, staged.decode),
+            prefill=self._batch(places.prefill, staged.prefill),
+            decode_tokens=staged.size.decode.sequences,
+            logit_rows=device(places.logit_rows),
+            every_row=staged.every_row,
+            feed=device(places.feed) if staged.fed else None,
         )
-        if self._in_flight is not None:
-            self._in_flight.record()
-            self._uploaded = True
-        return inputs
+
+    def bounds(self, size: StepSize) -> StepInputs:
+        """The inputs of any step that is padded to `size`, for a graph to be captured over.
+
+        Host lengths are bounds: `max_query` and `max_kv` are the longest that the size allows, `query_lens` and
+        `kv_lens` say 1, so that an implementation which asks whether lengths differ is told that they may.
+        """
+        places, device = places_of(size), self.arena.device
+        prefill_tokens = size.tokens - size.decode.sequences
+
+        def part(own: PartPlaces, of: PartSize, longest: int) -> AttentionBatch | None:
+            if not of.sequences:
+                return None
+            ones = (1,) * of.sequences
+            return AttentionBatch(
+                query_start=device(own.query_start),
+                seq_lens=device(own.seq_lens),
+                block_table=device(own.block_table).view(of),
+                query_lens=ones,
+                kv_lens=ones,
+                max_query=longest,
+                max_kv=of.width * self._page_size,
+            )
+
+        return StepInputs(
+            tokens=device(places.tokens),
+            positions=device(places.positions),
+            slots=Slots(device(places.flat), device(places.page), device(places.offset)),
+            decode=part(places.decode, size.decode, 1),
+            prefill=part(places.prefill, size.prefill, prefill_tokens),
+            decode_tokens=size.decode.sequences,
+            logit_rows=device(places.logit_rows),
+            every_row=not size.prefill.sequences,
+            feed=device(places.feed),
+        )
+
+    def _batch(self, places: PartPlaces, part: _Part | None) -> AttentionBatch | None:
+        if part is None:
+            return None
+        device = self.arena.device
+        return AttentionBatch(
+            query_start=device(places.query_start),
+            seq_lens=device(places.seq_lens),
+            block_table=device(places.block_table).view(part.size),
+            query_lens=part.query_lens,
+            kv_lens=part.kv_lens,
+            max_query=max(part.query_lens, default=0),
+            max_kv=max(part.kv_lens, default=0),
+        )

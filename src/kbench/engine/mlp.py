@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kbench.catalog import ModelShape
+from kbench.engine.fused import silu_mul
 
 Reroute = Callable[[Tensor], Tensor]
 """From the experts that the router chose, int64 `[tokens, experts_per_token]`, to those that are visited."""
@@ -96,9 +97,9 @@ def _dense(layer: Dense, shape: ModelShape, x: Tensor) -> Tensor:
 
 def swiglu(gate_up: Tensor, shape: ModelShape) -> Tensor:
     """Gate and up of the last axis, gate first, to what goes into the projection down."""
-    gate, up = gate_up.chunk(2, dim=-1)
     if not shape.swiglu_limit:
-        return functional.silu(gate) * up
+        return silu_mul(gate_up)
+    gate, up = gate_up.chunk(2, dim=-1)
     gate = gate.clamp(max=shape.swiglu_limit)
     up = up.clamp(min=-shape.swiglu_limit, max=shape.swiglu_limit)
     return gate * (gate * shape.swiglu_alpha).sigmoid() * (up + 1)

@@ -17,11 +17,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from kbench.catalog import ModelShape
+from kbench.engine.fused import step_ops
 from kbench.engine.kv import KVPool
 from kbench.engine.metadata import StepInputs
 from kbench.engine.mlp import Dense, Experts, mlp
 from kbench.engine.phases import Phases
-from kbench.engine.rope import rotary_tables, rotate
+from kbench.engine.rope import rotary_tables
 
 Attend = Callable[[int, Tensor], Tensor]
 """`(layer, q [tokens, q_heads, head_dim]) -> attention of the same shape`; K and V of the tokens are written."""
@@ -64,48 +65,44 @@ class Decoder:
         self.weights = weights
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        self._cos, self._sin = rotary_tables(shape, max_positions, self.dtype, self.device)
+        tables = rotary_tables(shape, max_positions, self.dtype, self.device)
+        self.ops = step_ops(self.device, (shape.q_heads, shape.kv_heads, shape.head_dim), shape.norm_eps, tables)
 
     def forward(
-        self, inputs: StepInputs, kv: KVPool, attend: Attend, phases: Phases, routing: Routing | None = None
+        self,
+        inputs: StepInputs,
+        kv: KVPool,
+        attend: Attend,
+        phases: Phases,
+        routing: Routing | None = None,
+        *,
+        sampled: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the rows that yield a token, float32 `[rows, vocab]`, in the order of `inputs.logit_rows`.
+        """Logits of the rows that yield a token, `[rows, vocab]` in the model's dtype, in the order of
+        `inputs.logit_rows`; in `out` where it is given.
 
         The caller is in the phase `forward`; the KV write interrupts it, and so does what `attend` enters. `routing`
-        overrules the routers of layers with experts, or only looks on.
+        overrules the routers of layers with experts, or only looks on. `sampled`: tokens of the step before, where
+        `inputs.feed` refers to them.
         """
-        shape, weights = self.shape, self.weights
-        heads, kv_heads, dim = shape.q_heads, shape.kv_heads, shape.head_dim
-        kv_write = phases("kv_write")
-        tokens = inputs.tokens.shape[0]
-        hidden = functional.embedding(inputs.tokens, weights.embedding)
-        cos = self._cos.index_select(0, inputs.positions)
-        sin = self._sin.index_select(0, inputs.positions)
+        shape, weights, ops = self.shape, self.weights, self.ops
+        kv_write, turn = phases("kv_write"), ops.turn(inputs)
+        width = shape.q_heads * shape.head_dim
+        fed = sampled if sampled is not None else inputs.tokens
+        residual, normed = ops.embed(inputs, weights.embedding, weights.layers[0].input_norm, fed)
+        change: Tensor | None = None
         for index, layer in enumerate(weights.layers):
-            normed = _rms_norm(hidden, layer.input_norm, shape.norm_eps)
-            qkv = functional.linear(normed, layer.qkv, layer.qkv_bias).view(tokens, heads + 2 * kv_heads, dim)
-            q, k, v = self._rotate(layer, qkv, cos, sin)
-            with kv_write:
-                kv.write(index, inputs.slots, k, v)
+            if change is not None:
+                residual, normed = ops.add_norm(change, residual, layer.input_norm)
+            qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+            q = ops.place(layer, qkv, inputs, turn, kv, index, kv_write)
             attended = attend(index, q)
-            hidden = hidden + functional.linear(attended.reshape(tokens, heads * dim), layer.output, layer.output_bias)
-            normed = _rms_norm(hidden, layer.post_norm, shape.norm_eps)
-            hidden = hidden + mlp(layer.mlp, shape, normed, partial(routing, index) if routing is not None else None)
-        rows = _rms_norm(hidden.index_select(0, inputs.logit_rows), weights.norm, shape.norm_eps)
-        return functional.linear(rows, weights.head).float()
-
-    def _rotate(self, layer: Layer, qkv: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Split, normalise (QK norm) and rotate."""
-        shape = self.shape
-        split = shape.q_heads + shape.kv_heads
-        turning, v = qkv[:, :split], qkv[:, split:]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = _rms_norm(turning[:, : shape.q_heads], layer.q_norm, shape.norm_eps)
-            k = _rms_norm(turning[:, shape.q_heads :], layer.k_norm, shape.norm_eps)
-            turning = torch.cat((q, k), dim=1)
-        turned = rotate(turning, cos, sin)
-        return turned[:, : shape.q_heads].contiguous(), turned[:, shape.q_heads :], v
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+            change = functional.linear(attended.reshape(-1, width), layer.output, layer.output_bias)
+            residual, normed = ops.add_norm(change, residual, layer.post_norm)
+            change = mlp(layer.mlp, shape, normed, partial(routing, index) if routing is not None else None)
+        assert change is not None, "a model has a layer"
+        if not inputs.every_row:
+            change, residual = (rows.index_select(0, inputs.logit_rows) for rows in (change, residual))
+        rows = ops.add_norm(change, residual, weights.norm)[1]
+        return functional.linear(rows, weights.head) if out is None else torch.mm(rows, weights.head.t(), out=out)

@@ -18,6 +18,9 @@ from kbench.engine.requests import Sampling
 FULLY_MASKED_TOKEN = 0
 """What a row yields whose every token is masked: a defined token, not a random one and no failure of the batch."""
 
+_SHORT = 1_024
+"""Where every row keeps at most so many tokens, nothing is as wide as the vocabulary but one top-k."""
+
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
@@ -36,11 +39,19 @@ class Ask:
     prompt_tokens: int
 
 
+def plain(asks: Sequence[Ask]) -> bool:
+    """Whether one argmax of the logits as they are is the answer of every row."""
+    return all(ask.sampling.plain for ask in asks)
+
+
 def sample(logits: Tensor, asks: Sequence[Ask]) -> Tensor:
-    """One token a row of `[rows, vocab]` float32 logits, int64 `[rows]` on their device. Inputs are not changed."""
-    if all(ask.sampling.plain for ask in asks):
+    """One token a row of `[rows, vocab]` logits of any dtype, int64 `[rows]` on their device. Inputs are not changed.
+
+    Where all rows are greedy nothing is copied or widened; else the chain works on a float32 copy.
+    """
+    if plain(asks):
         return logits.argmax(dim=-1)
-    scores = logits.clone()
+    scores = logits.to(torch.float32, copy=True)
     for row, ask in enumerate(asks):
         if ask.sampling.penalised:
             _penalise(scores[row], ask)
@@ -82,28 +93,57 @@ def _noisy(scores: Tensor, asks: Sequence[Ask]) -> Tensor:
     device = scores.device
     heat = torch.tensor([ask.sampling.temperature for ask in asks], device=device, dtype=scores.dtype)
     scores = scores / heat.unsqueeze(-1)
+    keys = [(ask.sampling.seed, ask.position) for ask in asks]
+    if all(0 < ask.sampling.top_k <= _SHORT for ask in asks):
+        return _noisy_short(scores, asks, keys)
     if any(ask.sampling.top_k or ask.sampling.top_p < 1 for ask in asks):
         scores = _cut(scores, asks)
-    return scores + gumbel([(ask.sampling.seed, ask.position) for ask in asks], scores.shape[-1], device)
+    return scores + gumbel(keys, scores.shape[-1], device)
+
+
+def _noisy_short(scores: Tensor, asks: Sequence[Ask], keys: Sequence[tuple[int, int]]) -> Tensor:
+    """The same where every row keeps few tokens: ranking, softmax and noise for these alone, the rest is -inf.
+
+    Of equal scores the lower token ranks first, as a stable sort ranks them: a score and its token make one integer,
+    and integers that differ have one order on every device and in every batch.
+    """
+    vocab, device = scores.shape[-1], scores.device
+    most = min(vocab, max(ask.sampling.top_k for ask in asks))
+    bits = scores.view(torch.int32).long()
+    ordered = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # as the floats are, -0.0 with 0.0
+    place = torch.arange(vocab, device=device)
+    order = (ordered * 2**32 - place).topk(most, dim=-1).indices
+    ranked = scores.gather(-1, order)
+    kept, drop = _keep(ranked, asks)
+    noise = gumbel(keys, vocab, device, order)
+    return torch.full_like(scores, float("-inf")).scatter_(-1, order, kept.masked_fill(drop, float("-inf")) + noise)
 
 
 def _cut(scores: Tensor, asks: Sequence[Ask]) -> Tensor:
-    vocab = scores.shape[-1]
-    top_k = torch.tensor([ask.sampling.top_k or vocab for ask in asks], device=scores.device).unsqueeze(-1)
-    top_p = torch.tensor([ask.sampling.top_p for ask in asks], device=scores.device).unsqueeze(-1)
     ranked, order = scores.sort(dim=-1, descending=True, stable=True)
-    ranked = ranked.masked_fill(torch.arange(vocab, device=scores.device) >= top_k, float("-inf"))
-    mass = ranked.softmax(dim=-1)
-    # A token stays while the mass before it is below p: the likeliest one always does.
-    drop = (mass.cumsum(dim=-1) - mass >= top_p) | torch.isneginf(ranked)
+    drop = _keep(ranked, asks)[1]
     return scores.masked_fill(torch.zeros_like(drop).scatter_(-1, order, drop), float("-inf"))
 
 
-def gumbel(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device) -> Tensor:
-    """Gumbel noise float32 `[rows, vocab]`, a function of each row's (seed, position) only, on any device."""
+def _keep(ranked: Tensor, asks: Sequence[Ask]) -> tuple[Tensor, Tensor]:
+    """Ranked scores with those beyond top-k at -inf, and which of them top-k or top-p drop."""
+    device, width = ranked.device, ranked.shape[-1]
+    top_k = torch.tensor([ask.sampling.top_k or width for ask in asks], device=device).unsqueeze(-1)
+    top_p = torch.tensor([ask.sampling.top_p for ask in asks], device=device).unsqueeze(-1)
+    ranked = ranked.masked_fill(torch.arange(width, device=device) >= top_k, float("-inf"))
+    mass = ranked.softmax(dim=-1)
+    # A token stays while the mass before it is below p: the likeliest one always does.
+    return ranked, (mass.cumsum(dim=-1) - mass >= top_p) | torch.isneginf(ranked)
+
+
+def gumbel(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device, tokens: Tensor | None = None) -> Tensor:
+    """Gumbel noise float32 `[rows, vocab]`, a function of each row's (seed, position) only, on any device.
+
+    `tokens`: int64 `[rows, some]`, the noise of these tokens only.
+    """
     starts = [_signed(_mix(_mix(seed % _WORD) + position)) for seed, position in keys]
     state = torch.tensor(starts, dtype=torch.int64, device=device).unsqueeze(-1)
-    counter = torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
+    counter = tokens + 1 if tokens is not None else torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
     word = state + counter * _signed(_GOLDEN)
     word = (word ^ _shifted(word, 30)) * _signed(_MIX_1)
     word = (word ^ _shifted(word, 27)) * _signed(_MIX_2)
