@@ -3,9 +3,10 @@
     python benchmarks/decode_table.py --out results/h200/decode_table.json --md results/h200/decode_table.md
 
 Llama-3-8B shapes in bf16, pages of 16 scattered tokens. Kernels that know no pages (SDPA by backend) get keys and
-values that somebody made contiguous before; what that costs is their `convert`, which stands beside. Each is verified first as
-`kbench kernel` verifies it; then windows of all of them alternate in random order, so that clocks and temperature are
-the same for all. Whoever is fastest is shown as such. What is not installed or does not support a case says so.
+values that somebody made contiguous before; what that costs is their `convert`, which stands beside. Each is verified
+first as `kbench kernel` verifies it; then windows of all of them alternate in random order, so that clocks and
+temperature are the same for all. Whoever is fastest is shown as such. What is not installed or does not support a case
+says so.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def measure(point: str, device: str, preset: str, dtype: str) -> list[dict[str, 
         scopes = {item.metric: item.value for item in outcome.measurements}
         rows[known.name] = {"point": point, "implementation": known.name, "page_size": page,
                             "status": outcome.status.value, "message": outcome.message,
-                            "convert_us": scopes.get("convert"), "plan_us": scopes.get("plan"), "correctness": outcome.facts.get("correctness"),
+                            "convert_us": scopes.get("convert"), "plan_us": scopes.get("plan"),
+                            "correctness": outcome.facts.get("correctness"),
                             "timer": outcome.facts.get("timer"), "cache": outcome.facts.get("cache"),
                             "cost": outcome.facts.get("cost")}  # fmt: skip
         if outcome.status is Status.OK:
