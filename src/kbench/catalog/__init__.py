@@ -39,6 +39,7 @@ from kbench.catalog.points import (
     parse_shape,
 )
 from kbench.catalog.presets import MODELS, model_shape
+from kbench.catalog.routing import ROUTING_KINDS, RoutingControl, RoutingKind, declared_visits, visits_of
 
 __all__ = [
     "AUTO",
@@ -54,6 +55,7 @@ __all__ = [
     "REQUIRED",
     "ROLES",
     "ROUTINGS",
+    "ROUTING_KINDS",
     "Axes",
     "Capability",
     "Case",
@@ -67,7 +69,10 @@ __all__ = [
     "Registry",
     "Resolved",
     "Rope",
+    "RoutingControl",
+    "RoutingKind",
     "Shape",
+    "declared_visits",
     "implementation",
     "implementations",
     "model_shape",
@@ -77,4 +82,5 @@ __all__ = [
     "parse_shape",
     "registry",
     "resolve_shape",
+    "visits_of",
 ]

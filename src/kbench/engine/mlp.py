@@ -72,12 +72,14 @@ def route(layer: Experts, shape: ModelShape, x: Tensor, reroute: Reroute | None 
 
     The router is computed as ever where its choice is overruled, so that a declared load costs what a chosen one does.
     """
-    scores = functional.linear(x, layer.router, layer.router_bias).float().softmax(dim=-1)
+    logits = functional.linear(x, layer.router, layer.router_bias).float()
+    scores = logits.softmax(dim=-1)
     weight, chosen = scores.topk(shape.experts_per_token, dim=-1)
     if reroute is not None:
         chosen = reroute(chosen)
-        weight = scores.gather(1, chosen)
-    if shape.norm_topk_prob:
+        # Of the logits, since an expert that the router would never choose may have no score left to divide by.
+        weight = logits.gather(1, chosen).softmax(dim=-1) if shape.norm_topk_prob else scores.gather(1, chosen)
+    elif shape.norm_topk_prob:
         weight = weight / weight.sum(dim=-1, keepdim=True)
     return weight.to(x.dtype), chosen
 
