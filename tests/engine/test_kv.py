@@ -78,8 +78,8 @@ def test_random_contents_do_not_depend_on_page_size_or_layout() -> None:
 
 def test_the_null_page_is_extra_and_bytes_count_it() -> None:
     pool = make_pool(16, "NHD", poison=False)
-    assert pool.layers[0].pages == pool.pages + 1
-    assert pool.bytes == (pool.pages + 1) * 16 * SHAPE.kv_bytes_per_token(4)
+    assert pool.layers[0].pages == pool.pages + 2
+    assert pool.bytes == (pool.pages + 2) * 16 * SHAPE.kv_bytes_per_token(4)
     pool.poison()
     assert torch.isnan(pool.layers[1].v).all()
     pool.clear()

@@ -314,3 +314,32 @@ def test_the_rule_lets_rounding_pass_and_stops_what_is_larger() -> None:
     exact.fill(1)
     exact.step(NULL)
     assert judge.judge(float32.last_logits).bound > 10 * 1e-4  # bf16 laxity, which float32 must not get
+
+
+@pytest.mark.parametrize(("point", "padded"), [("3*1@127", 1), ("4*1@127", 0)])
+def test_a_replayed_case_is_measured_beside_its_eager_self(point: str, padded: int) -> None:
+    """Without a device nothing is captured: the padded step is launched, and no one calls it a graph."""
+    settings = EngineSettings(kv_tokens=64, max_batched_tokens=64, graph="graph")
+    trial = make_trial(point, make_arm(engine=settings))
+    prepared = trial.prepare()
+    assert prepared.status is Status.OK, prepared.message
+    assert (prepared.facts["graph"], prepared.facts["padded_tokens"]) == ("padded", padded)
+    assert value(trial.window(), "step_time") > 0
+    finished = trial.finish()
+    assert finished.status is Status.OK, finished.message
+    taken = finished.measurements
+    assert 0.5 < value(taken, "closure") <= 1.0
+    assert value(taken, "phase.attention") == value(taken, "phase.kv_write") == 0.0 < value(taken, "phase.forward")
+    assert value(taken, "eager_step_time") > 0 < value(taken, "overlapped_step_time")
+    assert (value(taken, "padding_time") != 0.0) == bool(padded)
+    assert trial.trace().facts["selection"]["decode"]["observed"] == "sdpa-gather"
+
+
+def test_a_case_that_cannot_be_replayed_says_why() -> None:
+    settings = EngineSettings(kv_tokens=64, max_batched_tokens=64, graph="graph")
+    trial = make_trial("1*40", make_arm(engine=settings))
+    facts = trial.prepare().facts
+    assert (facts["graph"], facts["graph_reason"]) == ("eager", "the prefill implementation captures nothing")
+    metrics = {item.metric for item in trial.finish().measurements}
+    assert "overlapped_step_time" in metrics
+    assert "eager_step_time" not in metrics

@@ -67,7 +67,11 @@ def open_device(name: str) -> torch.device:
 
 
 def attention_queries(arm: Arm, shape: ModelShape, phase: str, device: str) -> tuple[Query, ...]:
-    """What each kind of attention layer of the arm asks for in `phase` (`decode` or `prefill`)."""
+    """What each kind of attention layer of the arm asks for in `phase` (`decode` or `prefill`).
+
+    Who asks for graphs asks for captured decodes. A prefill that cannot be captured is no objection: such steps are
+    launched eagerly, and each says so.
+    """
     return tuple(
         Query(
             op=f"attention.{phase}",
@@ -78,7 +82,7 @@ def attention_queries(arm: Arm, shape: ModelShape, phase: str, device: str) -> t
             q_heads=shape.q_heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
-            graph=arm.engine.graph == "graph",
+            graph=arm.engine.graph == "graph" and phase == "decode",
             features=kind.features,
         )
         for kind in shape.kinds

@@ -53,7 +53,7 @@ class StepOps(Protocol):
         ...
 
     def argmax(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        """The first largest of each row, int64 `[rows]`; on CUDA also in `sampled`."""
+        """The first largest of each row, int64 `[rows]`; also put into `sampled[:rows]`."""
         ...
 
 
@@ -102,7 +102,9 @@ class TorchOps:
         return q
 
     def argmax(self, logits: Tensor, sampled: Tensor) -> Tensor:
-        return logits.argmax(dim=-1)
+        tokens = logits.argmax(dim=-1)
+        sampled[: tokens.shape[0]] = tokens
+        return tokens
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self._eps)

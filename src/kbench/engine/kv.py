@@ -1,7 +1,8 @@
 """The paged KV cache: one pool of K and V a layer, at any page size and in either layout.
 
 Owns the tensors, the write of new tokens' K and V, and the snapshot of the slots that a step writes. Page 0 is the
-null page: never allocated, unused table entries point at it. It does not know which request owns a page.
+null page: never allocated, unused table entries point at it. The last page is the dummy page: never allocated either,
+it takes what rows that only pad a step write. It does not know which request owns a page.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Snapshot:
 
 
 class KVPool:
-    """K and V of all layers. `pages` are usable pages; the null page is added."""
+    """K and V of all layers. `pages` are usable pages; the null page and the dummy page are added."""
 
     def __init__(
         self,
@@ -51,9 +52,10 @@ class KVPool:
         poison: bool = False,
     ) -> None:
         tail = (page_size, shape.kv_heads) if layout == "NHD" else (shape.kv_heads, page_size)
-        size = (pages + 1, *tail, shape.head_dim)
+        size = (pages + 2, *tail, shape.head_dim)
         fill = float("nan") if poison else 0.0
         self.pages = pages
+        self.dummy_page = pages + 1
         self.page_size = page_size
         self.layout = layout
         self.layers: tuple[PagedKV, ...] = tuple(
@@ -75,7 +77,7 @@ class KVPool:
         return sum(t.numel() * t.element_size() for layer in self.layers for t in (layer.k, layer.v))
 
     def write(self, layer: int, slots: Slots, k: Tensor, v: Tensor) -> None:
-        """Store `[tokens, kv_heads, head_dim]` keys and values of new tokens. Slots are distinct."""
+        """Store `[tokens, kv_heads, head_dim]` new keys and values. Slots outside the dummy page are distinct."""
         keys, values = self._views[layer]
         if self.layout == "NHD":
             keys.flatten(0, 1).index_copy_(0, slots.flat, k)

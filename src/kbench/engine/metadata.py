@@ -133,6 +133,9 @@ class MetadataBuilder:
     ) -> None:
         self._page_size = page_size
         self._dummy_page = dummy_page
+        self.max_seqs = max_seqs
+        self.most_rows = 2 * max(max_tokens, max_seqs)
+        """Rows of logits that a step has at most, those of padding included."""
         self._rows: dict[int, _Row] = {}
         room = PartSize(max_seqs, 16)
         self.arena = Arena(places_of(StepSize(max_tokens, max_seqs, room, room)).bytes, device)
@@ -324,6 +327,7 @@ class MetadataBuilder:
                 kv_lens=ones,
                 max_query=longest,
                 max_kv=of.width * self._page_size,
+                bounded=True,
             )
 
         return StepInputs(

@@ -2,51 +2,34 @@
 
 Owns one decoder, one KV pool, the attention implementations of both phases and the phase boundaries of a step. A
 `Runner` computes the plans it is given; an `Engine` adds the scheduler and real requests. No state is shared between
-two of either in one process. Launches are eager; it does not measure anything.
+two of either in one process. A step is launched kernel by kernel or replayed from a captured graph; each says which,
+and why. It does not measure anything.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from kbench.engine.arms import arm_shape, load_decoder, open_device, select
+from kbench.engine.attending import Attending
 from kbench.engine.core import EngineConfig, Request, StepPlan
+from kbench.engine.graphs import StepGraphs
 from kbench.engine.kv import KVPool
-from kbench.engine.metadata import MetadataBuilder, StepInputs
-from kbench.engine.model import Attend, Decoder, Routing
+from kbench.engine.ladder import Ladder, StepRecord
+from kbench.engine.metadata import MetadataBuilder
+from kbench.engine.model import Decoder, Routing
 from kbench.engine.phases import NullClock, Phases
 from kbench.engine.requests import GREEDY, Sampling, TokenContent
-from kbench.engine.sampler import Ask, sample
 from kbench.engine.scheduler import Scheduler
+from kbench.engine.stepping import Stepper, Ticket
 from kbench.errors import UsageError
 from kbench.kernels.base import Attention
-from kbench.kernels.registry import load
-from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
 from kbench.suite.schema import Arm
-
-
-class _Backend:
-    """One phase's implementation, and whether it reads the pool as it is. `specs` are the kinds of layers."""
-
-    def __init__(self, implementation: Attention, pool: KVPool, specs: tuple[AttentionSpec, ...]) -> None:
-        self.implementation = implementation
-        self._specs = specs
-        self._pool = pool
-        # Asked once: what is converted keeps its shape and layout, so one layer's answer serves every plan.
-        self._shape = implementation.convert(pool.layers[0])
-        self.converts = self._shape is not pool.layers[0]
-
-    def plan(self, batch: AttentionBatch) -> tuple[object, ...]:
-        """One plan a kind of layers."""
-        return tuple(self.implementation.plan(batch, spec, self._shape) for spec in self._specs)
-
-    def run(self, q: Tensor, kv: PagedKV, plan: object, out: Tensor) -> Tensor:
-        return self.implementation.run(q, kv, plan, out)
 
 
 class Runner:
@@ -67,8 +50,6 @@ class Runner:
         decoder: Decoder | None = None,
         poison: bool = False,
     ) -> None:
-        if arm.engine.graph != "eager":
-            raise UsageError(f"variant {arm.name}: the engine launches eagerly only", remedy='set graph = "eager"')
         self.config = config
         self.device = open_device(device)
         self.pages = config.pages if pages is None else pages
@@ -85,114 +66,104 @@ class Runner:
             device=self.device,
             poison=poison,
         )
-        kinds = self.shape.kinds
-        self._kind_of = tuple(kinds.index(self.shape.kind_of(layer)) for layer in range(self.shape.layers))
-        # Plans are made for a kind of layers, sinks differ by layer: each layer's are put here before it attends.
-        self._sinks = torch.zeros(self.shape.q_heads, dtype=torch.float32, device=self.device)
-        self.poison_outputs = poison
-        """Fill attention outputs with NaN before every call; costs time, so off while steps are timed."""
         self._poison = poison
-        self.use(
-            load(arm.decode, "attention.decode", Path(arm.root)),
-            load(arm.prefill, "attention.prefill", Path(arm.root)),
+        most = max(config.max_batched_tokens, config.max_seqs)
+        self._attending = Attending(arm, self.shape, self.decoder, self.pool, most_tokens=most, poison=poison)
+        self.use(*self._attending.implementations)
+        builder = MetadataBuilder(
+            page_size=config.page_size,
+            max_tokens=most,
+            max_seqs=config.max_seqs,
+            device=self.device,
+            dummy_page=self.pool.dummy_page,
         )
-        size = (max(config.max_batched_tokens, config.max_seqs), self.shape.q_heads, self.shape.head_dim)
-        self._out = torch.zeros(size, dtype=self.decoder.dtype, device=self.device)
-        self._builder = MetadataBuilder(
-            page_size=config.page_size, max_tokens=size[0], max_seqs=config.max_seqs, device=self.device
-        )
-        self.routing: Routing | None = None
-        """What overrules the routers of layers with experts, or looks on."""
-        self.last_logits = torch.zeros(0, self.shape.vocab, device=self.device)
-        """Logits of the last step's sampling rows, float32, in the order of `StepPlan.sampling`."""
+        self.graphs = StepGraphs(self.device) if arm.engine.graph == "graph" else None
+        """None where the arm wants eager launches."""
+        self._stepper = Stepper(self.decoder, self.pool, self._attending, builder, self.graphs)
 
     def use(self, decode: Attention, prefill: Attention) -> None:
         """Compute attention with these from now on."""
-        heads = (self.shape.q_heads, self.shape.kv_heads, self.shape.head_dim)
-        specs = tuple(
-            AttentionSpec(*heads, kind.window, kind.softcap, self._sinks if kind.sinks else None)
-            for kind in self.shape.kinds
+        self._attending.use(decode, prefill)
+        self.ladder = Ladder(
+            self.config.page_size,
+            self.pages,
+            self.config.max_seqs,
+            max(self.config.max_batched_tokens, self.config.max_seqs),
+            *self._attending.graph_support,
         )
-        self._decode = _Backend(decode, self.pool, specs)
-        self._prefill = _Backend(prefill, self.pool, specs)
 
     @property
     def attention(self) -> tuple[Attention, Attention]:
         """Decode and prefill implementation in use."""
-        return self._decode.implementation, self._prefill.implementation
+        return self._attending.implementations
+
+    @property
+    def poison_outputs(self) -> bool:
+        """Fill attention outputs with NaN before every call; costs time, so off while steps are timed."""
+        return self._attending.poison
+
+    @poison_outputs.setter
+    def poison_outputs(self, on: bool) -> None:
+        self._attending.poison = on
+
+    @property
+    def routing(self) -> Routing | None:
+        """What overrules the routers of layers with experts, or looks on."""
+        return self._stepper.routing
+
+    @routing.setter
+    def routing(self, routing: Routing | None) -> None:
+        self._stepper.routing = routing
+
+    @property
+    def last_logits(self) -> Tensor:
+        """Logits of the last step's sampling rows, in the order of `StepPlan.sampling`; the next step may overwrite
+        them."""
+        return self._stepper.logits
+
+    # ------------------------------------------------------------------------------------------ launches
+
+    @property
+    def last_step(self) -> StepRecord:
+        """How the last step was computed, and why not from a graph."""
+        return self._stepper.last
+
+    @property
+    def steps(self) -> Counter[tuple[str, str]]:
+        """Steps so far by mode and reason."""
+        return self._stepper.seen
+
+    def force(self, *, eager: str = "", exact: bool = False) -> None:
+        """From now on launch eagerly for this reason, or replay graphs without padding. Without arguments: as ever."""
+        self._stepper.eager, self._stepper.exact = eager, exact
+
+    # ------------------------------------------------------------------------------------------ steps
 
     def execute(self, plan: StepPlan, phases: Phases) -> list[int]:
         """Compute a step; one token for each entry of `plan.sampling`, in that order."""
-        builder = self._builder
-        with phases("prepare"):
+        if not plan.scheduled:
             for request in plan.preempted:
-                builder.forget(request.request_id)
-            if not plan.scheduled:
-                return []
-            step = builder.prepare(plan)
-        with phases("metadata"):
-            staged = builder.stage(step)
-        with phases("h2d"):
-            inputs = builder.upload(staged)
-        with phases("metadata"):
-            attend = self._attend(inputs, phases)
-        with phases("forward"), torch.inference_mode():
-            self.last_logits = self.decoder.forward(inputs, self.pool, attend, phases, self.routing)
-        with phases("sample"), torch.inference_mode():
-            tokens = sample(self.last_logits, _asks(plan))
-        with phases("logits_copy"):
-            answer: list[int] = tokens.tolist()
-        with phases("bookkeeping"):
-            # Freed here, so that it is somebody's time; at the return it would be nobody's.
-            del step, staged, inputs, attend, tokens
-        return answer
+                self._stepper.builder.forget(request.request_id)
+            return []
+        return self.end(self.begin(plan, phases), phases)
 
-    def _attend(self, inputs: StepInputs, phases: Phases) -> Attend:
-        """Plan both phases once; the returned callable computes attention of one layer."""
-        split = inputs.decode_tokens
-        total = inputs.tokens.shape[0]
-        out = self._out[:total]
-        parts = []
-        if inputs.decode is not None:
-            parts.append((self._decode, self._decode.plan(inputs.decode), slice(0, split)))
-        if inputs.prefill is not None:
-            parts.append((self._prefill, self._prefill.plan(inputs.prefill), slice(split, total)))
-        attention, convert = phases("attention"), phases("convert")
-        layers = self.decoder.weights.layers
+    def begin(self, plan: StepPlan, phases: Phases, before: Ticket | None = None) -> Ticket:
+        """Launch a step that computes something. `before`: the step before it, where that has not ended; tokens that it
+        sampled are taken on the device."""
+        return self._stepper.begin(plan, phases, self.ladder, before.places() if before is not None else None)
 
-        def part(backend: _Backend, plan: object, q: Tensor, kv: PagedKV, out: Tensor) -> Tensor:
-            if backend.converts:
-                with convert:
-                    kv = backend.implementation.convert(kv)
-            if self.poison_outputs:
-                out.fill_(float("nan"))
-            return backend.run(q, kv, plan, out)
-
-        def attend(layer: int, q: Tensor) -> Tensor:
-            with attention:
-                kv, kind, sinks = self.pool.layers[layer], self._kind_of[layer], layers[layer].sinks
-                if sinks is not None:
-                    self._sinks.copy_(sinks)
-                if len(parts) == 1:
-                    backend, plans, _ = parts[0]
-                    return part(backend, plans[kind], q, kv, out)
-                for backend, plans, rows in parts:
-                    own = out[rows]
-                    result = part(backend, plans[kind], q[rows], kv, own)
-                    if result.data_ptr() != own.data_ptr():
-                        own.copy_(result)
-                return out
-
-        return attend
+    def end(self, ticket: Ticket, phases: Phases) -> list[int]:
+        """Wait for a step's tokens. Steps end in the order in which they began, at most two are between."""
+        return self._stepper.end(ticket, phases)
 
     def forget(self, requests: Sequence[Request]) -> None:
         """Drop what is kept about requests that left the engine."""
         for request in requests:
-            self._builder.forget(request.request_id)
+            self._stepper.builder.forget(request.request_id)
 
     def reset(self) -> None:
         """Forget all requests and what the pool holds."""
-        self._builder.reset()
+        self._stepper.builder.reset()
         if self._poison:
             self.pool.poison()
         else:
@@ -202,15 +173,6 @@ class Runner:
         """Wait until the device has nothing in flight."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-def _asks(plan: StepPlan) -> list[Ask]:
-    asks = []
-    for item in plan.scheduled:
-        content = item.request.content
-        if item.samples and isinstance(content, TokenContent):
-            asks.append(Ask(content.sampling, len(content.tokens), content.tokens, content.prompt_tokens))
-    return asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +232,26 @@ class Engine:
             self.runner.forget(finished)
         return StepDone(plan, tuple(tokens), finished)
 
+    def step_overlapped(self, before: Ticket | None, phases: Phases | None = None) -> tuple[Ticket | None, StepDone]:
+        """Begin the next step before the one `before` it ends: the host schedules while the device computes.
+
+        What the ended step did is returned, its `finished` excepted: they are those of the step that began, whose
+        number of tokens is known though its tokens are not. A request that needs its last token on the host (penalties)
+        cannot be overlapped. Begin with None; None comes back when nothing is left to begin.
+        """
+        clock = self._null if phases is None else phases
+        with clock("schedule"):
+            plan = self.scheduler.schedule()
+        ticket = self.runner.begin(plan, clock, before) if plan.scheduled else None
+        tokens = self.runner.end(before, clock) if before is not None else []
+        with clock("bookkeeping"):
+            if before is not None:
+                give_tokens(before.plan, tokens)
+            finished = self.scheduler.commit(plan) if plan.scheduled else ()
+            self.runner.forget((*finished, *plan.preempted))
+        done = before.plan if before is not None else plan
+        return ticket, StepDone(done, tuple(tokens), finished)
+
     def abort(self, request: Request) -> None:
         self.scheduler.abort(request)
         self.runner.forget((request,))
@@ -292,11 +274,15 @@ class Engine:
 
 def finish_step(scheduler: Scheduler, plan: StepPlan, tokens: Sequence[int]) -> tuple[Request, ...]:
     """Give each request its token, then commit: page keys over new tokens must be known by then."""
+    give_tokens(plan, tokens)
+    return scheduler.commit(plan)
+
+
+def give_tokens(plan: StepPlan, tokens: Sequence[int]) -> None:
     for item, token in zip(plan.sampling, tokens, strict=True):
         content = item.request.content
         if isinstance(content, TokenContent):
             content.append(token)
-    return scheduler.commit(plan)
 
 
 def output_of(request: Request) -> tuple[int, ...]:

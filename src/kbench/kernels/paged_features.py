@@ -244,6 +244,7 @@ def _prefill(
     position = kv_len - query_len + query
 
     stop = tl.minimum(kv_len, kv_len - query_len + first_query + QUERIES)
+    stop = tl.where(first_query < query_len, stop, 0)  # a program of a captured launch that has no query this time
     begin = 0
     if WINDOW:
         begin = tl.maximum(kv_len - query_len + first_query + 1 - window, 0) // BLOCK * BLOCK

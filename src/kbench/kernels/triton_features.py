@@ -177,6 +177,8 @@ class TritonPrefill:
         rows = PREFILL_ROWS if kv.k.element_size() == 2 and spec.head_dim <= 128 else PREFILL_ROWS // 2
         rows = max(rows, 1 << (spec.group - 1).bit_length())
         queries = rows // spec.group
+        if batch.bounded:
+            return PrefillPlan(Layer.of(batch, spec), queries, rows, *_blocks_on_device(batch, queries))
         # The longest programs first: they end last, and a short one fills what is left.
         blocks = sorted(
             (
@@ -230,6 +232,21 @@ class TritonPrefill:
             num_stages=3 if q.element_size() == 2 else 2,
         )
         return layer.answer(out)
+
+
+def _blocks_on_device(batch: AttentionBatch, queries: int) -> tuple[Tensor, Tensor]:
+    """`sequence_of` and `query_of` from lengths on the device, as many as any batch of this size needs.
+
+    Those that this batch does not need stand behind the last query of the last sequence.
+    """
+    device, most = batch.block_table.device, batch.max_query // queries + batch.sequences
+    starts = batch.query_start.long()
+    blocks = (starts[1:] - starts[:-1] + queries - 1) // queries
+    ends = blocks.cumsum(0)
+    block = torch.arange(most, device=device)
+    sequence = torch.searchsorted(ends, block, right=True).clamp_max(batch.sequences - 1)
+    first = (block - (ends - blocks)[sequence]) * queries
+    return sequence.int(), first.int()
 
 
 def _power_of_two(wanted: int, least: int, most: int) -> int:

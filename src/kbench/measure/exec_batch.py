@@ -19,8 +19,9 @@ from kbench.engine.kv import Slots, Snapshot
 from kbench.engine.model import Decoder
 from kbench.engine.phases import Phases
 from kbench.engine.requests import TokenContent
-from kbench.engine.runner import Runner, finish_step
+from kbench.engine.runner import Runner, finish_step, give_tokens
 from kbench.engine.scheduler import Scheduler
+from kbench.engine.stepping import Ticket
 from kbench.errors import MeasurementError, UsageError
 from kbench.suite.schema import Arm
 
@@ -86,6 +87,12 @@ class BatchState:
 
     def restore(self) -> None:
         """Back to the state before the step: requests, queue, and the slots that it wrote."""
+        self.rewind()
+        if self._snapshot is not None:
+            self._runner.pool.restore(self._snapshot)
+
+    def rewind(self) -> None:
+        """Requests and queue only: the next step overwrites the slots with the same K and V."""
         for start in self._starts:
             request = start.request
             request.status = RequestStatus.RUNNING
@@ -94,8 +101,6 @@ class BatchState:
             request.cached_pages = start.cached_pages
             start.content.truncate(request.prompt_tokens, start.cached_pages)
         self._scheduler.running = [start.request for start in self._starts]
-        if self._snapshot is not None:
-            self._runner.pool.restore(self._snapshot)
 
     def step(self, phases: Phases) -> list[int]:
         """schedule → execute → commit, as the engine does it; the sampled tokens."""
@@ -106,6 +111,15 @@ class BatchState:
         with phases("bookkeeping"):
             self._runner.forget(finish_step(scheduler, plan, tokens))
         return tokens
+
+    def step_overlapped(self, before: Ticket | None, phases: Phases) -> Ticket:
+        """Begin the step, then end the one before: what `Engine.step_overlapped` does. `rewind` comes in between."""
+        plan = self._scheduler.schedule()
+        ticket = self._runner.begin(plan, phases, before)
+        if before is not None:
+            give_tokens(before.plan, self._runner.end(before, phases))
+        self._scheduler.commit(plan)
+        return ticket
 
     def check_plan(self) -> None:
         """Raise MeasurementError unless the scheduler plans the point. Leaves the state to be restored."""
@@ -166,7 +180,7 @@ def open_runner(arm: Arm, device: str, points: list[Point], decoder: Decoder | N
 
 def _check_memory(arm: Arm, device: str, shape: ModelShape, config: EngineConfig) -> None:
     itemsize = 4 if arm.model.dtype == "float32" else 2
-    wanted = (config.pages + 1) * config.page_size * shape.kv_bytes_per_token(itemsize)
+    wanted = (config.pages + 2) * config.page_size * shape.kv_bytes_per_token(itemsize)
     if open_device(device).type == "cuda":
         free = torch.cuda.mem_get_info()[0]
         place = "free on the device"

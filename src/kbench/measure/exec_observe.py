@@ -1,7 +1,9 @@
 """What a step really ran: torch operators and Triton launches by the part of the step, and kernels on the device.
 
-Owns the counting pass, which runs after everything that is timed. Operators that call others, views and allocations
-launch nothing and are left out. On a device the number of launches is that of its kernels and copies.
+Owns the counting pass, which runs after everything that is timed. Parts are told apart in a step that is launched
+kernel by kernel; where steps are replayed, the kernels are those of one more step, a replay. Operators that call
+others, views and allocations launch nothing and are left out. On a device the number of launches is that of its kernels
+and copies.
 """
 
 from __future__ import annotations
@@ -143,7 +145,23 @@ def observe(runner: Runner, restore: Callable[[], object], step: Callable[[Phase
     finally:
         runner.use(decode, prefill)
     _collect(profiler, seen)
+    if runner.graphs is not None and runner.graphs.mode == "graph":
+        seen.kernels = _replayed(runner, restore, step)
     return seen
+
+
+def _replayed(runner: Runner, restore: Callable[[], object], step: Callable[[Phases], object]) -> Counter[str]:
+    """Kernels and copies of one step as it is taken without anybody looking on."""
+    restore()
+    step(NullClock())
+    restore()
+    runner.idle()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
+        step(NullClock())
+        runner.idle()
+    again = Observation()
+    _collect(profiler, again)
+    return again.kernels
 
 
 def observed_name(resolved: str, op: str, loaded: Attention, seen: Observation) -> str:

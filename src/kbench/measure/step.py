@@ -25,6 +25,7 @@ from kbench.measure.exec_batch import BatchState, open_runner
 from kbench.measure.exec_correct import Judge, Judgement
 from kbench.measure.exec_observe import observe, observed_name
 from kbench.measure.exec_trial import failure, guarded, one_line
+from kbench.measure.step_modes import other_ways
 from kbench.protocol import Measurement, Outcome, Status
 from kbench.selection import check_all
 from kbench.suite.schema import Arm, Measure
@@ -81,7 +82,6 @@ class StepTrial:
             "dtype": self._arm.model.dtype,
             "page_size": self._arm.page_size,
             "layout": self._arm.layout,
-            "graph": "eager",
             "kv_pool_bytes": runner.pool.bytes,
             "selection": self._selection({}),
             "correctness": {"rule": "relative L2, worst row, see measure.exec_correct", **asdict(judgement)},
@@ -94,6 +94,11 @@ class StepTrial:
         runner.poison_outputs = False
         for _ in range(_WARMUP_STEPS):
             self._repeat(self._null)
+        facts |= {
+            "graph": runner.last_step.mode,
+            "graph_reason": runner.last_step.reason,
+            "padded_tokens": runner.last_step.padded_tokens,
+        }
         return Outcome(measurements=(Measurement("first_step", "us", first_ns / 1e3),), facts=facts)
 
     def _selection(self, observed: dict[str, str]) -> dict[str, dict[str, str]]:
@@ -183,6 +188,8 @@ class StepTrial:
             taken += [Measurement(f"phase_device.{name}", "us", us, clock="event") for name, us in spans.items()]
             conversion = max(conversion, spans["convert"])
         taken.append(Measurement("conversion_time", "us", conversion))
+        if self._thorough:
+            taken += other_ways(self._runner, self._state, self._timed_step)
         facts = {
             "phased_steps": len(walls),
             "final_correctness": asdict(judgement),
@@ -223,6 +230,8 @@ class StepTrial:
             for phase, loaded in zip(("decode", "prefill"), runner.attention, strict=True)
         }
         facts = {
+            "graph": runner.last_step.mode,
+            "graph_reason": runner.last_step.reason,
             "selection": self._selection(observed),
             "fingerprint": {f"attention.{phase}": seen.names(f"attention.{phase}") for phase in observed},
             "kernels": [name for name, _ in seen.kernels.most_common(16)],

@@ -81,6 +81,9 @@ class AttentionBatch:
     kv_lens: tuple[int, ...]
     max_query: int
     max_kv: int
+    bounded: bool = False
+    """For a captured graph: host lengths are bounds for any batch of this size, the device's count. `query_lens` and
+    `kv_lens` are all 1 then, `max_query` and `max_kv` the longest that there may be."""
 
     @classmethod
     def build(

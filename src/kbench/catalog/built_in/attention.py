@@ -27,6 +27,7 @@ ENTRIES = (
         ("attention.decode",),
         "kbench.kernels.sdpa:SdpaGatherDecode",
         "gathers the whole batch's pages into one padded tensor, then scaled_dot_product_attention",
+        graph=GraphSupport.SINGLE_TOKEN,
         priority=12,
     ),
     Implementation(

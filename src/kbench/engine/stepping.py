@@ -1,0 +1,219 @@
+"""One step on the device: staged, copied, launched or replayed, and its tokens on their way back.
+
+Owns a step from its plan to its tokens, in two halves: `begin` launches, `end` waits. Between them the next step may
+begin, with tokens that only the device knows. It decides by the ladder whether a step is replayed; it knows no arm and
+no scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kbench.engine.arena import StepSize
+from kbench.engine.attending import Attending
+from kbench.engine.core import StepPlan
+from kbench.engine.graphs import StepGraphs
+from kbench.engine.kv import KVPool
+from kbench.engine.ladder import SEQUENCES, Ladder, StepRecord
+from kbench.engine.metadata import MetadataBuilder, Prepared, StepInputs
+from kbench.engine.model import Decoder, Routing
+from kbench.engine.phases import NullClock, Phases
+from kbench.engine.requests import TokenContent
+from kbench.engine.sampler import Ask, sample
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A step that was launched. `tokens` are on the host once it is `ready`."""
+
+    plan: StepPlan
+    replayed: bool
+    tokens: Tensor
+    ready: torch.cuda.Event | None
+
+    def places(self) -> dict[int, int]:
+        """Request → index of its token, from where the step after this one may be fed on the device."""
+        return {item.request.request_id: index for index, item in enumerate(self.plan.sampling)}
+
+
+class Stepper:
+    """Steps of one decoder over one pool. `graphs` None: everything is launched kernel by kernel."""
+
+    def __init__(
+        self, decoder: Decoder, pool: KVPool, attending: Attending, builder: MetadataBuilder, graphs: StepGraphs | None
+    ) -> None:
+        self._decoder = decoder
+        self._pool = pool
+        self._attending = attending
+        self._graphs = graphs
+        self._null = NullClock()
+        self._generation = 0
+        self.builder = builder
+        self.routing: Routing | None = None
+        self.eager = ""
+        self.exact = False
+        self.last = StepRecord("eager")
+        self.seen: Counter[tuple[str, str]] = Counter()
+        device, rows = decoder.device, builder.most_rows
+        self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.logits = torch.zeros(0, decoder.shape.vocab, dtype=decoder.dtype, device=device)
+        self._room = self.logits
+        on_cuda = device.type == "cuda"
+        # Two in turn: while the host reads the tokens of one step, the next one's may arrive.
+        self._answers = [torch.zeros(rows, dtype=torch.int64, pin_memory=on_cuda) for _ in range(2)]
+        self._events = [torch.cuda.Event() if on_cuda else None for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def begin(self, plan: StepPlan, phases: Phases, ladder: Ladder, pending: Mapping[int, int] | None = None) -> Ticket:
+        """Launch a step. `pending`: `places` of the step before, where that has not ended."""
+        with phases("prepare"):
+            for request in plan.preempted:
+                self.builder.forget(request.request_id)
+            step = self.builder.prepare(plan, pending)
+            size = self._captured_size(step, ladder)
+        done = size if isinstance(size, str) else self._replay(plan, step, size, phases)
+        if isinstance(done, Ticket):
+            return done
+        self._record(StepRecord("eager", done))
+        return self._launch(plan, step, phases)
+
+    def end(self, ticket: Ticket, phases: Phases) -> list[int]:
+        """Wait for a step; one token for each entry of `plan.sampling`, in that order."""
+        with phases("forward" if ticket.replayed else "logits_copy"):
+            if ticket.ready is not None:
+                ticket.ready.synchronize()
+        with phases("logits_copy"):
+            answer: list[int] = ticket.tokens.tolist()
+        return answer
+
+    def _record(self, record: StepRecord) -> None:
+        self.last = record
+        self.seen[record.mode, record.reason] += 1
+
+    def _captured_size(self, step: Prepared, ladder: Ladder) -> StepSize | str:
+        """What a step is padded to in order to be replayed, or why it is launched eagerly."""
+        if self._graphs is None:
+            return "the arm wants eager launches"
+        if self.eager:
+            return self.eager
+        if self.routing is not None:
+            return "the experts' routing is overruled"
+        queries = [item.query_tokens for item in step.prefills]
+        return ladder.pad(self.builder.size_of(step), queries, exact=self.exact)
+
+    # ------------------------------------------------------------------------------------------ eager
+
+    def _launch(self, plan: StepPlan, step: Prepared, phases: Phases) -> Ticket:
+        """The step, kernel by kernel, in its own size."""
+        builder = self.builder
+        with phases("metadata"):
+            staged = builder.stage(step)
+        with phases("h2d"):
+            inputs = builder.upload(staged)
+        with phases("metadata"):
+            attend = self._attending.plan(inputs, phases)
+        with phases("forward"), torch.inference_mode():
+            self.logits = self._decoder.forward(inputs, self._pool, attend, phases, self.routing, sampled=self._sampled)
+        with phases("sample"), torch.inference_mode():
+            tokens = self._sample(plan, None)
+        with phases("logits_copy"):
+            ticket = self._to_host(plan, tokens, replayed=False)
+        with phases("bookkeeping"):
+            # Freed here, so that it is somebody's time; at the return it would be nobody's.
+            del step, staged, inputs, attend, tokens
+        return ticket
+
+    # ----------------------------------------------------------------------------------------- replay
+
+    def _replay(self, plan: StepPlan, step: Prepared, size: StepSize, phases: Phases) -> Ticket | str:
+        """The step padded to `size`, all of it one replay; why that is impossible, where it is."""
+        graphs, builder = self._graphs, self.builder
+        assert graphs is not None
+        with phases("metadata"):
+            staged = builder.stage(step, size)
+        with phases("h2d"):
+            builder.copy(staged)
+        with phases("forward"), torch.inference_mode():
+            self._make_room(size.logit_rows)
+            ends = self._attending.implementations
+            key = (size, self._attending.poison, *map(id, ends))
+            body = partial(self._body, builder.bounds(size))
+            refusal = graphs.ready(key, body, ends, self._sampled)
+            if refusal:
+                return refusal
+            tokens = graphs.run(key, body)
+        with phases("sample"), torch.inference_mode():
+            tokens = self._pick(plan, step, size, tokens)
+        with phases("logits_copy"):
+            ticket = self._to_host(plan, tokens, replayed=True)
+        self._record(StepRecord(graphs.mode, "", size.tokens - len(step.tokens)))
+        return ticket
+
+    def _body(self, inputs: StepInputs) -> Tensor:
+        """Everything that a captured step launches."""
+        logits = self._room[: inputs.logit_rows.shape[0]]
+        attend = self._attending.plan(inputs, self._null)
+        self._decoder.forward(inputs, self._pool, attend, self._null, self.routing, sampled=self._sampled, out=logits)
+        return self._decoder.ops.argmax(logits, self._sampled)
+
+    def _make_room(self, rows: int) -> None:
+        """Buffers that captured graphs point at; where one of them moves, the graphs are worthless."""
+        assert self._graphs is not None
+        if self.builder.arena.generation != self._generation:
+            self._graphs.clear()
+            self._generation = self.builder.arena.generation
+        if self._room.shape[0] < rows:
+            self._graphs.clear()
+            most = max(rows, min(self.builder.max_seqs, SEQUENCES[-1]))
+            self._room = self._room.new_zeros((most, self._room.shape[1]))
+
+    def _pick(self, plan: StepPlan, step: Prepared, size: StepSize, tokens: Tensor) -> Tensor:
+        """The tokens of the rows that were asked for; those that are no plain argmax are drawn from the logits."""
+        rows = step.logit_rows
+        if size.prefill.sequences or rows == list(range(len(rows))):
+            self.logits, tokens = self._room[: len(rows)], tokens[: len(rows)]
+        else:  # a graph of decodes alone computes every row
+            wanted = torch.tensor(rows, device=tokens.device)
+            self.logits, tokens = self._room[wanted], tokens[wanted]
+            self._sampled[: len(rows)] = tokens
+        return self._sample(plan, tokens)
+
+    # ----------------------------------------------------------------------------------------- tokens
+
+    def _sample(self, plan: StepPlan, greedy: Tensor | None) -> Tensor:
+        """One token a row of `logits`; `greedy` where an argmax was taken already. Left for the next step to be fed."""
+        if _greedy(plan):
+            return self._decoder.ops.argmax(self.logits, self._sampled) if greedy is None else greedy
+        tokens = sample(self.logits, _asks(plan))
+        self._sampled[: tokens.shape[0]] = tokens
+        return tokens
+
+    def _to_host(self, plan: StepPlan, tokens: Tensor, *, replayed: bool) -> Ticket:
+        self._turn ^= 1
+        host, event = self._answers[self._turn][: tokens.shape[0]], self._events[self._turn]
+        host.copy_(tokens, non_blocking=True)
+        if event is not None:
+            event.record()
+        return Ticket(plan, replayed, host, event)
+
+
+def _greedy(plan: StepPlan) -> bool:
+    """Whether one argmax of the logits as they are is the answer of every row."""
+    contents = [item.request.content for item in plan.scheduled if item.samples]
+    return all(content.sampling.plain for content in contents if isinstance(content, TokenContent))
+
+
+def _asks(plan: StepPlan) -> list[Ask]:
+    """What each sampling request of a step wants."""
+    asks = []
+    for item in plan.scheduled:
+        content = item.request.content
+        if item.samples and isinstance(content, TokenContent):
+            asks.append(Ask(content.sampling, item.kv_tokens, content.tokens, content.prompt_tokens))
+    return asks
