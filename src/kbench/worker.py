@@ -47,6 +47,8 @@ class Hosted:
     device: str
     measure: Measure
     trials: dict[str, Trial] = field(default_factory=dict)
+    kept: Any = None
+    """`KeptWeights` of the arm, once a step was measured."""
 
 
 class Dispatcher:
@@ -112,8 +114,17 @@ def _trial(hosted: Hosted, case: Case) -> Trial:
     if case.level == "step":
         from kbench.measure.step import StepTrial
 
-        return StepTrial(case, hosted.arm, hosted.device, hosted.measure, hosted.arm.seed)
+        return StepTrial(case, hosted.arm, hosted.device, hosted.measure, hosted.arm.seed, _weights(hosted))
     raise MeasurementError(f"level {case.level} has no windows")
+
+
+def _weights(hosted: Hosted) -> Any:
+    """One load for all steps of this worker: at 8 B parameters it takes longer than most cases."""
+    from kbench.measure.exec_batch import KeptWeights
+
+    if hosted.kept is None:
+        hosted.kept = KeptWeights()
+    return hosted.kept
 
 
 def _use_torch() -> None:
@@ -155,7 +166,8 @@ def _load_plugins(hosted: Hosted, _: dict[str, Any]) -> Outcome:
 def _costs(hosted: Hosted, args: dict[str, Any]) -> Outcome:
     from kbench.measure.costs import measure_costs
 
-    rows = measure_costs(hosted.arm, hosted.device, list(args["points"]), int(args["repeats"]), hosted.arm.seed)
+    points, repeats = list(args["points"]), int(args["repeats"])
+    rows = measure_costs(hosted.arm, hosted.device, points, repeats, hosted.arm.seed, kept=_weights(hosted))
     return Outcome(facts={"rows": rows})
 
 

@@ -271,3 +271,19 @@ def test_overlapped_steps_give_the_same_tokens(graph: str, kv_tokens: int) -> No
     assert [output_of(request) for request in requests] == expected
     assert (engine.scheduler.counters.preemptions > 0) == (kv_tokens == 320)
     assert steps > engine.scheduler.counters.steps
+
+
+def test_sizes_captured_ahead_serve_an_engine_and_touch_only_the_dummy_page() -> None:
+    settings = EngineSettings(kv_tokens=512, max_batched_tokens=256, max_seqs=5, graph="graph")
+    engine = Engine(make_arm(engine=settings), "cpu", poison=True)
+    runner = engine.runner
+    runner.capture_ahead()
+    assert runner.graphs is not None
+    assert runner.graphs.captures == len(runner.ladder.sequences) * len(runner.ladder.widths) == 4 * 3
+    for layer in runner.pool.layers:
+        assert torch.isnan(layer.k[: runner.pool.dummy_page]).all()
+    prompts = [[(7 * index + length) % 512 for index in range(length)] for length in (1, 17, 64)]
+    expected = Engine(make_arm("eager"), "cpu", poison=True).generate(prompts, 12)
+    assert engine.generate(prompts, 12) == expected
+    assert runner.graphs.captures == 12
+    assert set(runner.steps) == {("padded", ""), ("eager", "the prefill implementation captures nothing")}

@@ -13,7 +13,7 @@ from kbench.catalog import ModelShape, Resolved, model_shape
 from kbench.checkpoints import read_shape
 from kbench.engine.checkpoint import load_checkpoint
 from kbench.engine.kv import torch_dtype
-from kbench.engine.model import Decoder
+from kbench.engine.model import Decoder, Weights
 from kbench.engine.seeded import seeded_weights
 from kbench.errors import UsageError
 from kbench.kernels.registry import is_plugin
@@ -40,6 +40,10 @@ def arm_shape(arm: Arm) -> ModelShape:
 
 def load_decoder(arm: Arm, device: torch.device, *, max_positions: int) -> Decoder:
     """Weights on the device: from the checkpoint, or seeded (the same for every page size, layout and kernel)."""
+    return Decoder(arm_shape(arm), load_weights(arm, device), max_positions=max_positions)
+
+
+def load_weights(arm: Arm, device: torch.device) -> Weights:
     shape = arm_shape(arm)
     if shape.foreign:
         raise UsageError(
@@ -48,10 +52,8 @@ def load_decoder(arm: Arm, device: torch.device, *, max_positions: int) -> Decod
         )
     dtype = torch_dtype(arm.model.dtype)
     if arm.model.checkpoint is not None:
-        weights = load_checkpoint(_folder(arm), dtype, device)[1]
-    else:
-        weights = seeded_weights(shape, arm.seed, dtype, device)
-    return Decoder(shape, weights, max_positions=max_positions)
+        return load_checkpoint(_folder(arm), dtype, device)[1]
+    return seeded_weights(shape, arm.seed, dtype, device)
 
 
 def _folder(arm: Arm) -> Path:

@@ -86,7 +86,7 @@ class Runner:
         self._attending.use(decode, prefill)
         self.ladder = Ladder(
             self.config.page_size,
-            self.pages,
+            min(self.pages, -(-self.shape.max_context // self.config.page_size)),
             self.config.max_seqs,
             max(self.config.max_batched_tokens, self.config.max_seqs),
             *self._attending.graph_support,
@@ -136,6 +136,12 @@ class Runner:
     def force(self, *, eager: str = "", exact: bool = False) -> None:
         """From now on launch eagerly for this reason, or replay graphs without padding. Without arguments: as ever."""
         self._stepper.eager, self._stepper.exact = eager, exact
+
+    def capture_ahead(self) -> None:
+        """Capture all sizes of decodes alone, and nothing afterwards: no step of a replay pays for a capture."""
+        if self.graphs is not None:
+            self._stepper.capture_ahead(self.ladder)
+            self.graphs.frozen = True
 
     # ------------------------------------------------------------------------------------------ steps
 

@@ -8,14 +8,15 @@ no scheduler.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from kbench.engine.arena import StepSize
+from kbench.catalog.capability import GraphSupport
+from kbench.engine.arena import PartSize, StepSize
 from kbench.engine.attending import Attending
 from kbench.engine.core import StepPlan
 from kbench.engine.graphs import StepGraphs
@@ -140,11 +141,7 @@ class Stepper:
         with phases("h2d"):
             builder.copy(staged)
         with phases("forward"), torch.inference_mode():
-            self._make_room(size.logit_rows)
-            ends = self._attending.implementations
-            key = (size, self._attending.poison, *map(id, ends))
-            body = partial(self._body, builder.bounds(size))
-            refusal = graphs.ready(key, body, ends, self._sampled)
+            key, body, refusal = self._ready(size)
             if refusal:
                 return refusal
             tokens = graphs.run(key, body)
@@ -154,6 +151,27 @@ class Stepper:
             ticket = self._to_host(plan, tokens, replayed=True)
         self._record(StepRecord(graphs.mode, "", size.tokens - len(step.tokens)))
         return ticket
+
+    def capture_ahead(self, ladder: Ladder) -> None:
+        """Capture all sizes of decodes alone, on rows that stand for nobody; the largest first, to size the pool."""
+        nobody = Prepared((), (), [], [])
+        if ladder.decode is GraphSupport.NEVER:
+            return
+        for sequences in reversed(ladder.sequences):
+            for width in reversed(ladder.widths):
+                size = StepSize(sequences, sequences, decode=PartSize(sequences, width))
+                self.builder.copy(self.builder.stage(nobody, size))
+                with torch.inference_mode():
+                    self._ready(size)
+
+    def _ready(self, size: StepSize) -> tuple[Hashable, Callable[[], Tensor], str]:
+        """A captured graph for the inputs that lie on the device: its key, its body, and why there is none."""
+        assert self._graphs is not None
+        self._make_room(size.logit_rows)
+        ends = self._attending.implementations
+        key = (size, self._attending.poison, *map(id, ends))
+        body = partial(self._body, self.builder.bounds(size))
+        return key, body, self._graphs.ready(key, body, ends, self._sampled)
 
     def _body(self, inputs: StepInputs) -> Tensor:
         """Everything that a captured step launches."""

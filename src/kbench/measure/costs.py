@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from dataclasses import asdict
 from statistics import median
-from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ import torch
 from kbench.catalog import parse_point
 from kbench.engine.costs import StepShape
 from kbench.engine.kv import Slots
-from kbench.engine.phases import NullClock
 from kbench.engine.runner import Runner
 from kbench.errors import UsageError
-from kbench.measure.exec_batch import BatchState, open_runner
+from kbench.measure.clean_step import clean_step
+from kbench.measure.exec_batch import BatchState, KeptWeights, open_runner
 from kbench.suite.schema import Arm
 
 _ROUNDS = 3
@@ -28,7 +27,13 @@ _WARMUP_ROUNDS = 1
 
 
 def measure_costs(
-    arm: Arm, device: str, points: list[str], repeats: int, seed: int, session: int = 0
+    arm: Arm,
+    device: str,
+    points: list[str],
+    repeats: int,
+    seed: int,
+    session: int = 0,
+    kept: KeptWeights | None = None,
 ) -> list[dict[str, Any]]:
     """`repeats` rows a point: wall and (CUDA) device time in ns, the median of a few steps, with the step's shape.
 
@@ -37,7 +42,7 @@ def measure_costs(
     if not points or repeats < 1:
         raise UsageError("a cost grid needs points and repeats", remedy="name one point and one repeat, or more")
     parsed = [parse_point(point) for point in points]
-    runner = open_runner(arm, device, parsed)
+    runner = open_runner(arm, device, parsed, kept)
     _fill(runner, seed)
     states = []
     for index, point in enumerate(parsed):
@@ -45,19 +50,19 @@ def measure_costs(
         # Times do not depend on values: what one point writes may stand where another one reads.
         states.append(BatchState(runner, point, seed + index, first_id=first_id, keeps_kv=False))
     order = random.Random(seed)
-    _rounds(runner, states, device, order, _WARMUP_ROUNDS)
+    _rounds(runner, states, order, _WARMUP_ROUNDS)
     rows = []
     for repeat in range(repeats):
-        taken = _rounds(runner, states, device, order, _ROUNDS)
+        taken = _rounds(runner, states, order, _ROUNDS)
         for point, (walls, devices) in zip(parsed, taken, strict=True):
             row: dict[str, Any] = {"variant": arm.name, "point": str(point), "session": session, "repeat": repeat}
-            row |= {"wall_ns": round(median(walls)), "device_ns": round(median(devices)) if devices else 0}
+            row |= {"wall_ns": round(median(walls)), "device_ns": round(median(devices))}
             rows.append(row | asdict(StepShape.of_point(point)))
     return rows
 
 
 def _rounds(
-    runner: Runner, states: list[BatchState], device: str, order: random.Random, rounds: int
+    runner: Runner, states: list[BatchState], order: random.Random, rounds: int
 ) -> list[tuple[list[int], list[int]]]:
     """Wall and device ns of one step of every point a round, in a new order each round.
 
@@ -66,9 +71,9 @@ def _rounds(
     taken: list[tuple[list[int], list[int]]] = [([], []) for _ in states]
     for _ in range(rounds):
         for index in order.sample(range(len(states)), len(states)):
-            wall, on_device = _step(runner, states[index], device)
+            wall, on_device = clean_step(runner, states[index])
             taken[index][0].append(wall)
-            taken[index][1].extend(on_device)
+            taken[index][1].append(on_device)
     return taken
 
 
@@ -78,27 +83,3 @@ def _fill(runner: Runner, seed: int) -> None:
     flat = torch.arange(size, (runner.pages + 1) * size, device=runner.device)
     generator = torch.Generator(runner.device).manual_seed(seed)
     runner.pool.fill_random(Slots(flat, flat // size, flat % size), generator)
-
-
-def _step(runner: Runner, state: BatchState, device: str) -> tuple[int, list[int]]:
-    """One step from its starting state: wall ns, and device ns where there is such a clock."""
-    state.restore()
-    runner.idle()
-    if device != "cuda":
-        begin = perf_counter_ns()
-        state.step(NullClock())
-        return perf_counter_ns() - begin, []
-    first, last = _events()
-    begin = perf_counter_ns()
-    first.record()
-    state.step(NullClock())
-    last.record()
-    runner.idle()
-    wall = perf_counter_ns() - begin
-    return wall, [round(first.elapsed_time(last) * 1e6)]
-
-
-def _events() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    return first, last

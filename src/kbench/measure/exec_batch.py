@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 
 from kbench.catalog import ModelShape, Point
-from kbench.engine.arms import arm_shape, open_device
+from kbench.engine.arms import arm_shape, load_weights, open_device
 from kbench.engine.core import EngineConfig, Request, RequestStatus
 from kbench.engine.kv import Slots, Snapshot
-from kbench.engine.model import Decoder
+from kbench.engine.model import Decoder, Weights
 from kbench.engine.phases import Phases
 from kbench.engine.requests import TokenContent
 from kbench.engine.runner import Runner, finish_step, give_tokens
@@ -163,7 +163,19 @@ def pages_of(point: Point, page_size: int) -> int:
     return sum(-(-kv // page_size) for _, kv in point.sequences)
 
 
-def open_runner(arm: Arm, device: str, points: list[Point], decoder: Decoder | None = None) -> Runner:
+class KeptWeights:
+    """The weights of one arm on one device: loaded when a case first needs them, kept for those after it."""
+
+    def __init__(self) -> None:
+        self._weights: Weights | None = None
+
+    def of(self, arm: Arm, device: str) -> Weights:
+        if self._weights is None:
+            self._weights = load_weights(arm, open_device(device))
+        return self._weights
+
+
+def open_runner(arm: Arm, device: str, points: list[Point], kept: KeptWeights | None = None) -> Runner:
     """A poisoned runner with a pool for the largest of the points. A pool beyond the device's memory is UsageError."""
     config = config_of_points(arm, points)
     shape = arm_shape(arm)
@@ -173,6 +185,8 @@ def open_runner(arm: Arm, device: str, points: list[Point], decoder: Decoder | N
             f"a context of {longest} tokens", remedy=f"{shape.name} takes up to {shape.max_context}; shorten the point"
         )
     _check_memory(arm, device, shape, config)
+    capacity = min(config.pages * config.page_size, shape.max_context)
+    decoder = Decoder(shape, kept.of(arm, device), max_positions=capacity) if kept is not None else None
     runner = Runner(arm, device, config, decoder=decoder, poison=True)
     runner.poison_outputs = False
     return runner
@@ -182,6 +196,7 @@ def _check_memory(arm: Arm, device: str, shape: ModelShape, config: EngineConfig
     itemsize = 4 if arm.model.dtype == "float32" else 2
     wanted = (config.pages + 2) * config.page_size * shape.kv_bytes_per_token(itemsize)
     if open_device(device).type == "cuda":
+        torch.cuda.empty_cache()  # what earlier cases left behind is free, for this process and for the one beside it
         free = torch.cuda.mem_get_info()[0]
         place = "free on the device"
     else:

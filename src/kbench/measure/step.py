@@ -13,15 +13,14 @@ from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
-import torch
-
 from kbench.catalog import Case, implementation
 from kbench.engine.arms import arm_shape, attention_queries
 from kbench.engine.phases import PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
 from kbench.engine.runner import Runner
 from kbench.errors import MeasurementError
 from kbench.kernels.registry import is_plugin
-from kbench.measure.exec_batch import BatchState, open_runner
+from kbench.measure.clean_step import clean_step
+from kbench.measure.exec_batch import BatchState, KeptWeights, open_runner
 from kbench.measure.exec_correct import Judge, Judgement
 from kbench.measure.exec_observe import observe, observed_name
 from kbench.measure.exec_trial import failure, guarded, one_line
@@ -38,12 +37,15 @@ _PHASED_NS = 300_000_000
 class StepTrial:
     """One case of level 2 on one arm. Nothing is allocated before `prepare`."""
 
-    def __init__(self, case: Case, arm: Arm, device: str, settings: Measure, seed: int) -> None:
+    def __init__(
+        self, case: Case, arm: Arm, device: str, settings: Measure, seed: int, kept: KeptWeights | None = None
+    ) -> None:
         self._case = case
         self._arm = arm
         self._device = device
         self._settings = settings
         self._seed = seed
+        self._kept = kept
         self._null = NullClock()
         self._failure: Outcome | None = None
         self._thorough = True
@@ -66,7 +68,7 @@ class StepTrial:
         if reasons:
             return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
         point = self._case.parsed
-        self._runner = runner = open_runner(self._arm, self._device, [point])
+        self._runner = runner = open_runner(self._arm, self._device, [point], self._kept)
         self._state = state = BatchState(runner, point, self._seed)
         state.fill(self._seed)
         state.check_plan()
@@ -142,22 +144,9 @@ class StepTrial:
 
     def _timed_step(self, devices: list[float] | None = None) -> int:
         """Wall time of one clean step in ns; appends its device time in ms on CUDA."""
-        state, runner, null = self._state, self._runner, self._null
-        state.restore()
-        runner.idle()
-        if self._device != "cuda":
-            begin = perf_counter_ns()
-            state.step(null)
-            return perf_counter_ns() - begin
-        first, last = _event_pair()
-        begin = perf_counter_ns()
-        first.record()
-        state.step(null)
-        last.record()
-        runner.idle()
-        wall = perf_counter_ns() - begin
-        if devices is not None:
-            devices.append(float(first.elapsed_time(last)))
+        wall, on_device = clean_step(self._runner, self._state)
+        if devices is not None and on_device:
+            devices.append(on_device / 1e6)
         return wall
 
     # ------------------------------------------------------------------------------------------ finish
@@ -221,7 +210,7 @@ class StepTrial:
         reasons = unsupported(self._arm, self._device)
         if reasons:
             return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
-        self._runner = runner = open_runner(self._arm, self._device, [self._case.parsed])
+        self._runner = runner = open_runner(self._arm, self._device, [self._case.parsed], self._kept)
         state = BatchState(runner, self._case.parsed, self._seed)
         state.fill(self._seed)
         seen = observe(runner, state.restore, state.step)
@@ -282,9 +271,3 @@ def _quantile(values: list[int], share: float) -> float:
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
-def _event_pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-    first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    return first, last

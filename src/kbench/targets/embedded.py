@@ -61,7 +61,11 @@ def replay_exec(
 
 
 def warm_up(engine: Engine, seed: int) -> None:
-    """Run prompts of random tokens, alone and together, so that nothing is done for the first time under the clock."""
+    """Run prompts of random tokens, alone and together, so that nothing is done for the first time under the clock.
+
+    Graphs of decodes are captured here, and none later: a size that is missing is launched eagerly, and says so.
+    """
+    engine.runner.capture_ahead()
     config, vocab = engine.config, engine.runner.shape.vocab
     longest = min(config.max_batched_tokens, config.pages * config.page_size // 2, 512) - _WARMUP_OUTPUT
     draw = random.Random(f"kbench warm-up {seed}")
