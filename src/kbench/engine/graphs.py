@@ -28,6 +28,8 @@ class Captured:
     """A graph and the tokens that its replay fills. `keeps` are objects whose identity is part of the key."""
 
     graph: torch.cuda.CUDAGraph | None
+    body: Body
+    """Run in place of the graph where there is none."""
     tokens: Tensor | None
     keeps: tuple[object, ...]
     refusal: str = ""
@@ -68,17 +70,23 @@ class StepGraphs:
                 return "its size was not captured beforehand"
             begin = perf_counter_ns()
             kept = sampled.clone()
-            found = self._found[key] = self._capture(body, keeps) if self.mode == "graph" else Captured(None, None, ())
+            found = self._capture(body, keeps) if self.mode == "graph" else Captured(None, body, None, keeps)
+            self._found[key] = found
             sampled.copy_(kept)
             self.captures += 1
             self.capture_ns += perf_counter_ns() - begin
         return found.refusal
 
-    def run(self, key: Hashable, body: Body) -> Tensor:
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether there is a graph for the key that can be replayed."""
+        found = self._found.get(key)
+        return found is not None and not found.refusal
+
+    def run(self, key: Hashable) -> Tensor:
         """Replay; the tokens are overwritten by the next replay of this key."""
         found = self._found[key]
         if found.graph is None or found.tokens is None:
-            return body()
+            return found.body()
         found.graph.replay()
         return found.tokens
 
@@ -99,12 +107,12 @@ class StepGraphs:
                     tokens = self._record(graph, body)
                 except (RuntimeError, NotImplementedError) as error:
                     torch.cuda.synchronize(self._device)
-                    return Captured(None, None, keeps, f"capture failed: {' '.join(str(error).split())[:200]}")
+                    return Captured(None, body, None, keeps, f"capture failed: {' '.join(str(error).split())[:200]}")
         finally:
             current.wait_stream(stream)
             if collects:
                 gc.enable()
-        return Captured(graph, tokens, keeps)
+        return Captured(graph, body, tokens, keeps)
 
     def _record(self, graph: torch.cuda.CUDAGraph, body: Body) -> Tensor:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

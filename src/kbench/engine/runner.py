@@ -145,14 +145,6 @@ class Runner:
 
     # ------------------------------------------------------------------------------------------ steps
 
-    def execute(self, plan: StepPlan, phases: Phases) -> list[int]:
-        """Compute a step; one token for each entry of `plan.sampling`, in that order."""
-        if not plan.scheduled:
-            for request in plan.preempted:
-                self._stepper.builder.forget(request.request_id)
-            return []
-        return self.end(self.begin(plan, phases), phases)
-
     def begin(self, plan: StepPlan, phases: Phases, before: Ticket | None = None) -> Ticket:
         """Launch a step that computes something. `before`: the step before it, where that has not ended; tokens that it
         sampled are taken on the device."""
@@ -232,10 +224,7 @@ class Engine:
         clock = self._null if phases is None else phases
         with clock("schedule"):
             plan = self.scheduler.schedule()
-        tokens = self.runner.execute(plan, clock)
-        with clock("bookkeeping"):
-            finished = finish_step(self.scheduler, plan, tokens)
-            self.runner.forget(finished)
+        tokens, finished = take_step(self.runner, self.scheduler, plan, clock)
         return StepDone(plan, tuple(tokens), finished)
 
     def step_overlapped(self, before: Ticket | None, phases: Phases | None = None) -> tuple[Ticket | None, StepDone]:
@@ -278,13 +267,27 @@ class Engine:
         return [output_of(request) for request in requests]
 
 
-def finish_step(scheduler: Scheduler, plan: StepPlan, tokens: Sequence[int]) -> tuple[Request, ...]:
-    """Give each request its token, then commit: page keys over new tokens must be known by then."""
-    give_tokens(plan, tokens)
-    return scheduler.commit(plan)
+def take_step(
+    runner: Runner, scheduler: Scheduler, plan: StepPlan, phases: Phases
+) -> tuple[list[int], tuple[Request, ...]]:
+    """Compute a planned step and commit it; its tokens, given to their requests, and who finished.
+
+    It is committed while the device computes: that needs to know how many tokens there will be, and not which.
+    """
+    ticket = runner.begin(plan, phases) if plan.scheduled else None
+    with phases("bookkeeping"):
+        finished = scheduler.commit(plan)
+        runner.forget((*finished, *plan.preempted) if ticket is None else finished)
+    if ticket is None:
+        return [], finished
+    tokens = runner.end(ticket, phases)
+    with phases("bookkeeping"):
+        give_tokens(plan, tokens)
+    return tokens, finished
 
 
 def give_tokens(plan: StepPlan, tokens: Sequence[int]) -> None:
+    """Give each sampling request its token."""
     for item, token in zip(plan.sampling, tokens, strict=True):
         content = item.request.content
         if isinstance(content, TokenContent):

@@ -8,7 +8,7 @@ no scheduler.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,10 +141,12 @@ class Stepper:
         with phases("h2d"):
             builder.copy(staged)
         with phases("forward"), torch.inference_mode():
-            key, body, refusal = self._ready(size)
-            if refusal:
-                return refusal
-            tokens = graphs.run(key, body)
+            key = self._key(size)
+            if key not in graphs:
+                refusal = self._ready(size)
+                if refusal:
+                    return refusal
+            tokens = graphs.run(key)
         with phases("sample"), torch.inference_mode():
             tokens = self._pick(plan, step, size, tokens)
         with phases("logits_copy"):
@@ -164,14 +166,16 @@ class Stepper:
                 with torch.inference_mode():
                     self._ready(size)
 
-    def _ready(self, size: StepSize) -> tuple[Hashable, Callable[[], Tensor], str]:
-        """A captured graph for the inputs that lie on the device: its key, its body, and why there is none."""
-        assert self._graphs is not None
+    def _key(self, size: StepSize) -> Hashable:
+        """What a captured graph depends on, besides buffers that stay where they are."""
         self._make_room(size.logit_rows)
-        ends = self._attending.implementations
-        key = (size, self._attending.poison, *map(id, ends))
+        return (size, self._attending.poison, *map(id, self._attending.implementations))
+
+    def _ready(self, size: StepSize) -> str:
+        """Have a graph for the inputs that lie on the device; why there is none, or an empty string."""
+        assert self._graphs is not None
         body = partial(self._body, self.builder.bounds(size))
-        return key, body, self._graphs.ready(key, body, ends, self._sampled)
+        return self._graphs.ready(self._key(size), body, self._attending.implementations, self._sampled)
 
     def _body(self, inputs: StepInputs) -> Tensor:
         """Everything that a captured step launches."""

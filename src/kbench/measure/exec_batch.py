@@ -19,7 +19,7 @@ from kbench.engine.kv import Slots, Snapshot
 from kbench.engine.model import Decoder, Weights
 from kbench.engine.phases import Phases
 from kbench.engine.requests import TokenContent
-from kbench.engine.runner import Runner, finish_step, give_tokens
+from kbench.engine.runner import Runner, give_tokens, take_step
 from kbench.engine.scheduler import Scheduler
 from kbench.engine.stepping import Ticket
 from kbench.errors import MeasurementError, UsageError
@@ -107,10 +107,7 @@ class BatchState:
         scheduler = self._scheduler
         with phases("schedule"):
             plan = scheduler.schedule()
-        tokens = self._runner.execute(plan, phases)
-        with phases("bookkeeping"):
-            self._runner.forget(finish_step(scheduler, plan, tokens))
-        return tokens
+        return take_step(self._runner, scheduler, plan, phases)[0]
 
     def step_overlapped(self, before: Ticket | None, phases: Phases) -> Ticket:
         """Begin the step, then end the one before: what `Engine.step_overlapped` does. `rewind` comes in between."""

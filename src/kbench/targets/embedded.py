@@ -16,7 +16,7 @@ from kbench.engine.core import Request
 from kbench.engine.core import RequestStatus as EngineStatus
 from kbench.engine.costs import StepShape
 from kbench.engine.phases import NullClock
-from kbench.engine.runner import Engine, finish_step, output_of
+from kbench.engine.runner import Engine, output_of, take_step
 from kbench.errors import UsageError
 from kbench.suite.schema import Arm
 from kbench.targets.base import STEP_COLUMNS, Arrivals, ReplayResult, RequestResult, RequestStatus, planned_hits
@@ -154,9 +154,7 @@ class _Replay:
             return
         slack = sum(-item.kv_tokens % engine.config.page_size for item in plan.scheduled)
         row = self._row(StepShape.of(plan), len(plan.preempted), slack)
-        tokens = engine.runner.execute(plan, self._null)
-        finished = finish_step(engine.scheduler, plan, tokens)
-        engine.runner.forget(finished)
+        _, finished = take_step(engine.runner, engine.scheduler, plan, self._null)
         end = self._now()
         for item in plan.scheduled:
             self._started_ns.setdefault(self._trace_id[item.request.request_id], begin)
