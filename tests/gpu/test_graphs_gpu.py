@@ -107,6 +107,18 @@ def test_engines_generate_the_same(kv_tokens: int, overlapped: bool, preset: str
     assert engine.runner.steps["graph", ""] > 0
 
 
+def test_drawn_tokens_are_replayed_and_those_with_penalties_are_drawn_from_the_graphs_logits() -> None:
+    prompts = [[(13 * index * index + 7 * length) % 512 for index in range(length)] for length in (1, 17, 64)]
+    drawn = [Sampling(temperature=0.9, top_p=0.8, seed=index) for index in range(2)]
+    for last in (Sampling(), Sampling(temperature=0.7, top_k=9, seed=2), Sampling(repetition_penalty=1.2)):
+        how = [*drawn, last]
+        expected = Engine(make_arm(prefill="sdpa", decode="sdpa-gather", graph="eager"), "cpu").generate(
+            prompts, 12, how
+        )
+        for graph in ("eager", "graph"):
+            assert Engine(make_arm(graph=graph), "cuda").generate(prompts, 12, how) == expected
+
+
 SYNCHRONISES = """
 import torch
 from kbench.kernels.declare import implementation

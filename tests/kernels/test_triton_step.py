@@ -12,9 +12,10 @@ import pytest
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
-def test_the_fused_kernels_compute_what_plain_torch_does() -> None:
+@pytest.mark.parametrize("name", ["interpret_step.py", "interpret_graph_step.py"])
+def test_the_fused_kernels_compute_what_plain_torch_does(name: str) -> None:
     """In a process of its own: the interpreter is chosen when triton is first imported."""
-    script = Path(__file__).with_name("interpret_step.py")
+    script = Path(__file__).with_name(name)
     environment = dict(os.environ, TRITON_INTERPRET="1")
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -67,6 +67,10 @@ class Places:
     page: Place
     offset: Place
     logit_rows: Place
+    heat: Place
+    top_k: Place
+    top_p: Place
+    noise: Place
     decode: PartPlaces
     prefill: PartPlaces
     bytes: int
@@ -88,8 +92,9 @@ def places_of(size: StepSize) -> Places:
 
     tokens, positions, feed = (take(size.tokens) for _ in range(3))
     flat, page, offset = (take(size.tokens, wide=True) for _ in range(3))
-    rows, decode, prefill = take(size.logit_rows), part(size.decode), part(size.prefill)
-    return Places(tokens, positions, feed, flat, page, offset, rows, decode, prefill, end)
+    rows, heat, top_k, top_p = (take(size.logit_rows) for _ in range(4))
+    noise, decode, prefill = take(size.logit_rows, wide=True), part(size.decode), part(size.prefill)
+    return Places(tokens, positions, feed, flat, page, offset, rows, heat, top_k, top_p, noise, decode, prefill, end)
 
 
 class Arena:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kbench.engine.kv import KVPool
-from kbench.engine.metadata import StepInputs
+from kbench.engine.metadata import Draws, StepInputs
 from kbench.engine.rope import rotate
 
 if TYPE_CHECKING:
@@ -56,12 +56,23 @@ class StepOps(Protocol):
         """The first largest of each row, int64 `[rows]`; also put into `sampled[:rows]`."""
         ...
 
+    @property
+    def draws(self) -> bool:
+        """Whether `draw` is there: a device's own way to draw, which can be captured."""
+        ...
+
+    def draw(self, logits: Tensor, draws: Draws, sampled: Tensor) -> Tensor:
+        """As `argmax`, drawn as `engine.sampler.sample` draws where there are neither penalties nor masks."""
+        ...
+
 
 Phase = AbstractContextManager[object]
 
 
 class TorchOps:
     """Plain torch, an operator after the other."""
+
+    draws = False
 
     def __init__(self, heads: tuple[int, int, int], eps: float, tables: tuple[Tensor, Tensor]) -> None:
         """`heads`: q heads, KV heads, head_dim."""
@@ -106,12 +117,17 @@ class TorchOps:
         sampled[: tokens.shape[0]] = tokens
         return tokens
 
+    def draw(self, logits: Tensor, draws: Draws, sampled: Tensor) -> Tensor:
+        raise NotImplementedError("drawing on the CPU is engine.sampler's")
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (x.shape[-1],), weight, self._eps)
 
 
 class TritonOps:
     """Our own kernels, through the kernel contract where one of level 1 is meant."""
+
+    draws = True
 
     def __init__(self, heads: tuple[int, int, int], eps: float, tables: tuple[Tensor, Tensor]) -> None:
         from kbench.kernels.registry import load
@@ -162,6 +178,11 @@ class TritonOps:
         from kbench.kernels.triton_step import argmax
 
         return argmax(logits, sampled)
+
+    def draw(self, logits: Tensor, draws: Draws, sampled: Tensor) -> Tensor:
+        from kbench.kernels.triton_step import draw
+
+        return draw(logits, draws.heat, draws.top_k, draws.top_p, draws.noise, sampled)
 
 
 def step_ops(device: torch.device, heads: tuple[int, int, int], eps: float, tables: tuple[Tensor, Tensor]) -> StepOps:

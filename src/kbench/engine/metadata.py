@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kbench.engine.arena import Arena, PartPlaces, PartSize, StepSize, places_of
+from kbench.engine.arena import Arena, PartPlaces, PartSize, Places, StepSize, places_of
 from kbench.engine.core import NULL_PAGE, Request, Scheduled, StepPlan
 from kbench.engine.kv import Slots
 from kbench.engine.requests import TokenContent
@@ -23,6 +24,25 @@ from kbench.errors import MeasurementError
 from kbench.ops.attention import AttentionBatch
 
 NOT_FED = -1
+
+
+class Draw(NamedTuple):
+    """How a row's token is drawn: `noise` is `engine.sampler.noise_state`. The defaults are greedy."""
+
+    heat: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    noise: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The same for all rows of logits, `[rows]` each: float32, int32, float32, int64."""
+
+    heat: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    noise: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +63,8 @@ class StepInputs:
     """int32: packed rows that yield a token, in the order of `StepPlan.sampling`."""
     every_row: bool = False
     """`logit_rows` counts all rows in packed order."""
+    draws: Draws | None = None
+    """How the device draws each row's token; None where it does not."""
     feed: Tensor | None = None
     """int32 `[tokens]`: where it is not negative, the token is the one that the step before sampled at this index; None
     where all tokens are known to the host."""
@@ -95,6 +117,7 @@ class Staged:
     prefill: _Part | None
     every_row: bool
     fed: bool
+    drawn: bool
 
 
 class _Row:
@@ -182,8 +205,10 @@ class MetadataBuilder:
 
         return StepSize(len(step.tokens), len(step.logit_rows), part(step.decodes), part(step.prefills))
 
-    def stage(self, step: Prepared, size: StepSize | None = None) -> Staged:
+    def stage(self, step: Prepared, size: StepSize | None = None, draws: Sequence[Draw] | None = None) -> Staged:
         """Fill the host buffer, laid out for `size` (default: the step's own), and pad what is left of it.
+
+        `draws`: how the tokens are drawn, in the order of `StepPlan.sampling`, where the device does that.
 
         Padding decodes token 0 at position 0 of the dummy page, each row a sequence of one token; padding of the
         prefill part is rows of no sequence, and sequences of no row.
@@ -214,12 +239,34 @@ class MetadataBuilder:
             tokens[total + shift :] = 0
             rows[own.logit_rows :] = np.arange(own.logit_rows, size.logit_rows) if not step.prefills else 0
         in_order = not step.prefills and step.logit_rows == list(range(total))
+        if draws is not None:
+            # A graph of decodes alone computes the logits of every row.
+            everyone = not size.prefill.sequences and size.logit_rows == size.tokens
+            self._stage_draws(places, step.logit_rows if everyone else list(range(own.logit_rows)), draws)
         return Staged(
             size=size,
             decode=self._fill(places.decode, size.decode, step.decodes, pages, pad_query=1),
             prefill=self._fill(places.prefill, size.prefill, step.prefills, tables, pad_query=0),
             every_row=in_order and size.logit_rows == size.tokens,
             fed=bool(step.feed),
+            drawn=draws is not None,
+        )
+
+    def _stage_draws(self, places: Places, rows: list[int], draws: Sequence[Draw]) -> None:
+        arena = self.arena
+        heat, top_p = (arena.host(place).view(np.float32) for place in (places.heat, places.top_p))
+        top_k, noise = arena.host(places.top_k), arena.host(places.noise)
+        for column, fill in ((heat, 0.0), (top_p, 1.0), (top_k, 0), (noise, 0)):
+            column[:] = fill
+        heat[rows], top_k[rows], top_p[rows], noise[rows] = zip(*draws, strict=True)
+
+    def _draws(self, places: Places) -> Draws:
+        device = self.arena.device
+        return Draws(
+            device(places.heat).view(torch.float32),
+            device(places.top_k),
+            device(places.top_p).view(torch.float32),
+            device(places.noise),
         )
 
     def _place(
@@ -303,10 +350,11 @@ class MetadataBuilder:
             decode_tokens=staged.size.decode.sequences,
             logit_rows=device(places.logit_rows),
             every_row=staged.every_row,
+            draws=self._draws(places) if staged.drawn else None,
             feed=device(places.feed) if staged.fed else None,
         )
 
-    def bounds(self, size: StepSize) -> StepInputs:
+    def bounds(self, size: StepSize, *, drawn: bool = False) -> StepInputs:
         """The inputs of any step that is padded to `size`, for a graph to be captured over.
 
         Host lengths are bounds: `max_query` and `max_kv` are the longest that the size allows, `query_lens` and
@@ -339,6 +387,7 @@ class MetadataBuilder:
             decode_tokens=size.decode.sequences,
             logit_rows=device(places.logit_rows),
             every_row=not size.prefill.sequences,
+            draws=self._draws(places) if drawn else None,
             feed=device(places.feed),
         )
 

@@ -141,7 +141,7 @@ def gumbel(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device, to
 
     `tokens`: int64 `[rows, some]`, the noise of these tokens only.
     """
-    starts = [_signed(_mix(_mix(seed % _WORD) + position)) for seed, position in keys]
+    starts = [noise_state(seed, position) for seed, position in keys]
     state = torch.tensor(starts, dtype=torch.int64, device=device).unsqueeze(-1)
     counter = tokens + 1 if tokens is not None else torch.arange(1, vocab + 1, dtype=torch.int64, device=device)
     word = state + counter * _signed(_GOLDEN)
@@ -150,6 +150,11 @@ def gumbel(keys: Sequence[tuple[int, int]], vocab: int, device: torch.device, to
     word = word ^ _shifted(word, 31)
     uniform = (_shifted(word, 40).to(torch.float32) + 0.5) * 2.0**-24
     return -torch.log(-torch.log(uniform))
+
+
+def noise_state(seed: int, position: int) -> int:
+    """Where a row's noise begins, as an int64."""
+    return _signed(_mix(_mix(seed % _WORD) + position))
 
 
 def _shifted(word: Tensor, bits: int) -> Tensor:

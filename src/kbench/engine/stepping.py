@@ -22,11 +22,11 @@ from kbench.engine.core import StepPlan
 from kbench.engine.graphs import StepGraphs
 from kbench.engine.kv import KVPool
 from kbench.engine.ladder import SEQUENCES, Ladder, StepRecord
-from kbench.engine.metadata import MetadataBuilder, Prepared, StepInputs
+from kbench.engine.metadata import Draw, Draws, MetadataBuilder, Prepared, StepInputs
 from kbench.engine.model import Decoder, Routing
 from kbench.engine.phases import NullClock, Phases
-from kbench.engine.requests import TokenContent
-from kbench.engine.sampler import Ask, sample
+from kbench.engine.requests import Sampling, TokenContent
+from kbench.engine.sampler import Ask, noise_state, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class Stepper:
         """The step, kernel by kernel, in its own size."""
         builder = self.builder
         with phases("metadata"):
-            staged = builder.stage(step)
+            draws = _draws(plan) if self._decoder.ops.draws else None
+            staged = builder.stage(step, draws=draws)
         with phases("h2d"):
             inputs = builder.upload(staged)
         with phases("metadata"):
@@ -122,7 +123,7 @@ class Stepper:
         with phases("forward"), torch.inference_mode():
             self.logits = self._decoder.forward(inputs, self._pool, attend, phases, self.routing, sampled=self._sampled)
         with phases("sample"), torch.inference_mode():
-            tokens = self._sample(plan, None)
+            tokens = self._tokens(plan, self.logits, inputs.draws)
         with phases("logits_copy"):
             ticket = self._to_host(plan, tokens, replayed=False)
         with phases("bookkeeping"):
@@ -137,18 +138,19 @@ class Stepper:
         graphs, builder = self._graphs, self.builder
         assert graphs is not None
         with phases("metadata"):
-            staged = builder.stage(step, size)
+            draws = _draws(plan) if self._decoder.ops.draws else None
+            staged = builder.stage(step, size, draws)
         with phases("h2d"):
             builder.copy(staged)
         with phases("forward"), torch.inference_mode():
-            key = self._key(size)
+            key = self._key(size, draws is not None)
             if key not in graphs:
-                refusal = self._ready(size)
+                refusal = self._ready(size, draws is not None)
                 if refusal:
                     return refusal
             tokens = graphs.run(key)
         with phases("sample"), torch.inference_mode():
-            tokens = self._pick(plan, step, size, tokens)
+            tokens = self._pick(plan, step, size, tokens, draws is not None)
         with phases("logits_copy"):
             ticket = self._to_host(plan, tokens, replayed=True)
         self._record(StepRecord(graphs.mode, "", size.tokens - len(step.tokens)))
@@ -164,25 +166,28 @@ class Stepper:
                 size = StepSize(sequences, sequences, decode=PartSize(sequences, width))
                 self.builder.copy(self.builder.stage(nobody, size))
                 with torch.inference_mode():
-                    self._ready(size)
+                    self._ready(size, False)
 
-    def _key(self, size: StepSize) -> Hashable:
+    def _key(self, size: StepSize, drawn: bool) -> Hashable:
         """What a captured graph depends on, besides buffers that stay where they are."""
         self._make_room(size.logit_rows)
-        return (size, self._attending.poison, *map(id, self._attending.implementations))
+        return (size, drawn, self._attending.poison, *map(id, self._attending.implementations))
 
-    def _ready(self, size: StepSize) -> str:
+    def _ready(self, size: StepSize, drawn: bool) -> str:
         """Have a graph for the inputs that lie on the device; why there is none, or an empty string."""
         assert self._graphs is not None
-        body = partial(self._body, self.builder.bounds(size))
-        return self._graphs.ready(self._key(size), body, self._attending.implementations, self._sampled)
+        body = partial(self._body, self.builder.bounds(size, drawn=drawn))
+        return self._graphs.ready(self._key(size, drawn), body, self._attending.implementations, self._sampled)
 
     def _body(self, inputs: StepInputs) -> Tensor:
         """Everything that a captured step launches."""
         logits = self._room[: inputs.logit_rows.shape[0]]
         attend = self._attending.plan(inputs, self._null)
         self._decoder.forward(inputs, self._pool, attend, self._null, self.routing, sampled=self._sampled, out=logits)
-        return self._decoder.ops.argmax(logits, self._sampled)
+        ops = self._decoder.ops
+        if inputs.draws is None:
+            return ops.argmax(logits, self._sampled)
+        return ops.draw(logits, inputs.draws, self._sampled)
 
     def _make_room(self, rows: int) -> None:
         """Buffers that captured graphs point at; where one of them moves, the graphs are worthless."""
@@ -195,8 +200,8 @@ class Stepper:
             most = max(rows, min(self.builder.max_seqs, SEQUENCES[-1]))
             self._room = self._room.new_zeros((most, self._room.shape[1]))
 
-    def _pick(self, plan: StepPlan, step: Prepared, size: StepSize, tokens: Tensor) -> Tensor:
-        """The tokens of the rows that were asked for; those that are no plain argmax are drawn from the logits."""
+    def _pick(self, plan: StepPlan, step: Prepared, size: StepSize, tokens: Tensor, drawn: bool) -> Tensor:
+        """The tokens of the rows that were asked for; those that a graph cannot choose are drawn from its logits."""
         rows = step.logit_rows
         if size.prefill.sequences or rows == list(range(len(rows))):
             self.logits, tokens = self._room[: len(rows)], tokens[: len(rows)]
@@ -204,15 +209,17 @@ class Stepper:
             wanted = torch.tensor(rows, device=tokens.device)
             self.logits, tokens = self._room[wanted], tokens[wanted]
             self._sampled[: len(rows)] = tokens
-        return self._sample(plan, tokens)
+        return tokens if drawn or _greedy(plan) else self._tokens(plan, self.logits, None)
 
     # ----------------------------------------------------------------------------------------- tokens
 
-    def _sample(self, plan: StepPlan, greedy: Tensor | None) -> Tensor:
-        """One token a row of `logits`; `greedy` where an argmax was taken already. Left for the next step to be fed."""
+    def _tokens(self, plan: StepPlan, logits: Tensor, draws: Draws | None) -> Tensor:
+        """One token a row of logits, left on the device for the next step to be fed."""
+        if draws is not None:
+            return self._decoder.ops.draw(logits, draws, self._sampled)
         if _greedy(plan):
-            return self._decoder.ops.argmax(self.logits, self._sampled) if greedy is None else greedy
-        tokens = sample(self.logits, _asks(plan))
+            return self._decoder.ops.argmax(logits, self._sampled)
+        tokens = sample(logits, _asks(plan))
         self._sampled[: tokens.shape[0]] = tokens
         return tokens
 
@@ -227,8 +234,25 @@ class Stepper:
 
 def _greedy(plan: StepPlan) -> bool:
     """Whether one argmax of the logits as they are is the answer of every row."""
-    contents = [item.request.content for item in plan.scheduled if item.samples]
-    return all(content.sampling.plain for content in contents if isinstance(content, TokenContent))
+    return all(sampling.plain for _, sampling in _samplings(plan))
+
+
+def _draws(plan: StepPlan) -> list[Draw] | None:
+    """How a device draws the tokens of a step; None where all are greedy, or penalties or masks come first."""
+    samplings = _samplings(plan)
+    if all(sampling.plain for _, sampling in samplings) or any(
+        sampling.penalised or sampling.masked for _, sampling in samplings
+    ):
+        return None
+    return [
+        Draw(each.temperature, each.top_k, each.top_p, noise_state(each.seed, position)) for position, each in samplings
+    ]
+
+
+def _samplings(plan: StepPlan) -> list[tuple[int, Sampling]]:
+    """The position of each token that a step yields, and how it is chosen."""
+    pairs = [(item.kv_tokens, item.request.content) for item in plan.scheduled if item.samples]
+    return [(position, content.sampling) for position, content in pairs if isinstance(content, TokenContent)]
 
 
 def _asks(plan: StepPlan) -> list[Ask]:

@@ -19,6 +19,8 @@ ROW_ELEMENTS = 16_384
 """A row of an embedding in registers: the widest published model of the catalogue has as many."""
 CHUNK = 4_096
 """Logits of one program of the argmax: 32 programs a row of 128 k, so that a batch of 1 is not one multiprocessor's."""
+DRAW_BLOCK = 8_192
+"""Logits that the program of a row looks at at once."""
 
 
 def embed_rms_norm(
@@ -118,4 +120,42 @@ def argmax(logits: Tensor, sampled: Tensor) -> Tensor:
         merge: Any = step_kernels._argmax_merge
         part[(rows, chunks)](logits, values, tokens, vocab, logits.stride(0), CHUNK=chunk, num_warps=4)
         merge[(rows,)](values, tokens, out, sampled, chunks, CHUNKS=power_of_two(chunks), num_warps=1)
+    return out
+
+
+def draw(logits: Tensor, heat: Tensor, top_k: Tensor, top_p: Tensor, state: Tensor, sampled: Tensor) -> Tensor:
+    """A drawn token a row of `[rows, vocab]` logits, int64 `[rows]`; also put into `sampled[:rows]`.
+
+    `heat`, `top_p` float32 `[rows]`: temperature (0: the largest logit) and mass; `top_k` int32 (0: all); `state` int64
+    is `engine.sampler.noise_state` of the row.
+    """
+    from kbench.kernels import draw_kernels
+
+    (rows, vocab), device = logits.shape, logits.device
+    out = torch.empty(rows, dtype=torch.int64, device=device)
+    chunk = min(CHUNK, power_of_two(vocab))
+    chunks = -(-vocab // chunk)
+    values, tops, masses = (torch.empty((rows, chunks), dtype=torch.float32, device=device) for _ in range(3))
+    tokens = torch.empty((rows, chunks), dtype=torch.int32, device=device)
+    if rows:
+        part: Any = draw_kernels._draw_part
+        merge: Any = draw_kernels._draw_merge
+        parts = (values, tokens, tops, masses)
+        part[(rows, chunks)](logits, heat, state, *parts, vocab, logits.stride(0), CHUNK=chunk, num_warps=4)
+        merge[(rows,)](
+            logits,
+            heat,
+            top_k,
+            top_p,
+            state,
+            *parts,
+            out,
+            sampled,
+            vocab,
+            logits.stride(0),
+            chunks,
+            CHUNKS=power_of_two(chunks),
+            BLOCK=min(DRAW_BLOCK, power_of_two(vocab)),
+            num_warps=16,
+        )
     return out
