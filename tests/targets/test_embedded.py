@@ -71,6 +71,7 @@ def test_steps_and_counters_add_up() -> None:
     computed = sum(result.steps["prefill_tokens"]) + sum(result.steps["decode_seqs"])
     assert computed == result.counters["computed_tokens"] == 35 + 70 + 150 + 8 + 3 + 5
     assert result.counters["steps"] == steps
+    assert result.counters["steps.eager"] == result.counters["steps.eager: the arm wants eager launches"] == steps
     ends = [a + b for a, b in zip(result.steps["start_us"], result.steps["duration_us"], strict=True)]
     assert all(end <= begin for end, begin in zip(ends, result.steps["start_us"][1:], strict=False))
     assert sum(result.steps["duration_us"]) == pytest.approx(result.counters["busy_us"])

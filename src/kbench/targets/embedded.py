@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from dataclasses import asdict
 from time import perf_counter_ns
 
@@ -101,11 +102,13 @@ class _Replay:
         self._steps: list[tuple[float, ...]] = []
         self._busy_ns = 0
         self._zero_ns = 0
+        self._before: Counter[tuple[str, str]] = Counter()
 
     def run(self, stop_ns: int, drain_ns: int) -> ReplayResult:
         """Until nothing is left to send or do, or the drain's deadline."""
         engine, arrivals = self._engine, self._arrivals
         deadline = stop_ns + drain_ns
+        self._before = engine.runner.steps.copy()
         self._zero_ns = perf_counter_ns()
         now = 0
         while now < deadline:
@@ -193,7 +196,7 @@ class _Replay:
             "evictions": float(scheduler.pool.evictions),
             "busy_us": self._busy_ns / 1_000,
             "end_us": self._now() / 1_000,
-        }
+        } | self._launches()
         return ReplayResult(
             mode="exec",
             requests=tuple(self._outcome(request) for request in range(self._count)),
@@ -203,6 +206,15 @@ class _Replay:
             counters=counters,
             dispatch_lag_us=self._lag_us,
         )
+
+    def _launches(self) -> dict[str, float]:
+        """Steps by how they were computed; for each reason to launch eagerly, how often it was the reason."""
+        found: dict[str, float] = {"steps.graph": 0.0, "steps.padded": 0.0, "steps.eager": 0.0}
+        for (mode, reason), count in (self._engine.runner.steps - self._before).items():
+            found[f"steps.{mode}"] += count
+            if reason:
+                found[f"steps.{mode}: {reason}"] = float(count)
+        return found
 
     def _outcome(self, request: int) -> RequestResult:
         made = self._requests.get(request)
