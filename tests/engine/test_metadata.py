@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from kbench.engine.core import Request, Scheduled, StepPlan
-from kbench.engine.metadata import MetadataBuilder, StepInputs
+from kbench.engine.inputs import StepInputs
+from kbench.engine.metadata import MetadataBuilder
 from kbench.engine.requests import TokenContent
 
 PAGE = 4

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from kbench.catalog import ModelShape, model_shape
 from kbench.engine.fused import StepOps, TorchOps, TritonOps
+from kbench.engine.inputs import StepInputs
 from kbench.engine.kv import KVPool, Slots
-from kbench.engine.metadata import StepInputs
 from kbench.engine.rope import rotary_tables
 from kbench.engine.seeded import seeded_weights
 from kbench.ops.base import Layout

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kbench.catalog import ModelShape, implementation
 from kbench.catalog.capability import GraphSupport
+from kbench.engine.inputs import StepInputs
 from kbench.engine.kv import KVPool
-from kbench.engine.metadata import StepInputs
 from kbench.engine.model import Attend, Decoder
 from kbench.engine.phases import Phases
 from kbench.kernels.base import Attention

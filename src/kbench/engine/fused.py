@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kbench.engine.inputs import Draws, StepInputs
 from kbench.engine.kv import KVPool
-from kbench.engine.metadata import Draws, StepInputs
 from kbench.engine.rope import rotate
 
 if TYPE_CHECKING:

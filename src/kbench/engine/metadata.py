@@ -9,65 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from kbench.engine.arena import Arena, PartPlaces, PartSize, Places, StepSize, places_of
 from kbench.engine.core import NULL_PAGE, Request, Scheduled, StepPlan
+from kbench.engine.inputs import Draw, Draws, StepInputs
 from kbench.engine.kv import Slots
 from kbench.engine.requests import TokenContent
 from kbench.errors import MeasurementError
 from kbench.ops.attention import AttentionBatch
 
 NOT_FED = -1
-
-
-class Draw(NamedTuple):
-    """How a row's token is drawn: `noise` is `engine.sampler.noise_state`. The defaults are greedy."""
-
-    heat: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    noise: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """The same for all rows of logits, `[rows]` each: float32, int32, float32, int64."""
-
-    heat: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    noise: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs:
-    """Device tensors of one step. They live in buffers that the next step overwrites."""
-
-    tokens: Tensor
-    """int32 `[tokens]`."""
-    positions: Tensor
-    """int32 `[tokens]`, from 0."""
-    slots: Slots
-    decode: AttentionBatch | None
-    """The first `decode_tokens` packed rows; None when there are none."""
-    prefill: AttentionBatch | None
-    """The packed rows from `decode_tokens` on; None when there are none."""
-    decode_tokens: int
-    logit_rows: Tensor
-    """int32: packed rows that yield a token, in the order of `StepPlan.sampling`."""
-    every_row: bool = False
-    """`logit_rows` counts all rows in packed order."""
-    draws: Draws | None = None
-    """How the device draws each row's token; None where it does not."""
-    feed: Tensor | None = None
-    """int32 `[tokens]`: where it is not negative, the token is the one that the step before sampled at this index; None
-    where all tokens are known to the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +35,6 @@ class Prepared:
     logit_rows: list[int]
     feed: tuple[tuple[int, int], ...] = ()
     """`(packed row, index among the tokens that the step before sampled)` of tokens that the host does not know yet."""
-
-    @property
-    def requests(self) -> int:
-        return len(self.decodes) + len(self.prefills)
-
-    @property
-    def prefill_tokens(self) -> int:
-        return len(self.tokens) - len(self.decodes)
-
-    @property
-    def longest_decode(self) -> int:
-        """KV tokens."""
-        return max((item.kv_tokens for item in self.decodes), default=0)
-
-    @property
-    def longest_prefill(self) -> int:
-        return max((item.kv_tokens for item in self.prefills), default=0)
 
 
 @dataclass(frozen=True, slots=True)

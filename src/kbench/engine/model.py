@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from kbench.catalog import ModelShape
 from kbench.engine.fused import step_ops
+from kbench.engine.inputs import StepInputs
 from kbench.engine.kv import KVPool
-from kbench.engine.metadata import StepInputs
 from kbench.engine.mlp import Dense, Experts, mlp
 from kbench.engine.phases import Phases
 from kbench.engine.rope import rotary_tables

@@ -20,9 +20,10 @@ from kbench.engine.arena import PartSize, StepSize
 from kbench.engine.attending import Attending
 from kbench.engine.core import StepPlan
 from kbench.engine.graphs import StepGraphs
+from kbench.engine.inputs import Draw, Draws, StepInputs
 from kbench.engine.kv import KVPool
 from kbench.engine.ladder import SEQUENCES, Ladder, StepRecord
-from kbench.engine.metadata import Draw, Draws, MetadataBuilder, Prepared, StepInputs
+from kbench.engine.metadata import MetadataBuilder, Prepared
 from kbench.engine.model import Decoder, Routing
 from kbench.engine.phases import NullClock, Phases
 from kbench.engine.requests import Sampling, TokenContent
