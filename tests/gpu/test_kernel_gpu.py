@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from gpu.compiled import compiled_or_skipped
 from kbench.catalog import Case, implementation, implementations, parse_point
 from kbench.clock.cuda import EventTimer, GraphTimer
 from kbench.clock.device import DeviceClock, peak_bytes_per_us
@@ -69,7 +70,7 @@ def test_every_implementation_reads_large_pages_in_its_other_layout(name: str, o
         (LLAMA, "3*1@127+1*1@1500" if decode else "1*60@300+1*200"),
         (SMALL, "2*1@515" if decode else "1*33@70"),
     ):
-        with torch.inference_mode():
+        with torch.inference_mode(), compiled_or_skipped(name):
             verdict = hold(load(name, op), op, parse_point(point), spec, settings(dtype, page, layout))
         assert verdict.status is Status.OK, verdict.message
         assert verdict.facts["null_models_killed"] == verdict.facts["null_models"] >= 5

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 import pytest
 import torch
 
+from gpu.compiled import compiled_or_skipped
 from kbench.catalog import Case, implementations, model_shape, parse_shape, resolve_shape
 from kbench.kernels.registry import load
 from kbench.kernels.verify import verify
@@ -49,7 +51,7 @@ def settings(dtype: torch.dtype, page: int = 16, layout: Layout = "NHD") -> Inpu
 @pytest.mark.parametrize(("name", "op"), ALL)
 def test_every_implementation_is_right(name: str, op: str, dtype: str) -> None:
     shape = resolve_shape(op, parse_shape(SMALL[op.partition(".")[0]]), None)
-    with torch.inference_mode():
+    with torch.inference_mode(), compiled_or_skipped(name):
         found = verify(load(name, op), load_op(op), shape, settings(DTYPES[dtype]))
     assert found.status is Status.OK, found.message
 
@@ -58,7 +60,7 @@ def test_every_implementation_is_right(name: str, op: str, dtype: str) -> None:
 def test_other_pages_and_layouts(name: str, op: str) -> None:
     axes = ",page_to=16" if op == "kv.convert_pages" else ""
     shape = resolve_shape(op, parse_shape(SMALL["kv"] + axes), None)
-    with torch.inference_mode():
+    with torch.inference_mode(), compiled_or_skipped(name):
         found = verify(load(name, op), load_op(op), shape, settings(torch.bfloat16, 64, "HND"))
     assert found.status is Status.OK, found.message
 
@@ -66,7 +68,7 @@ def test_other_pages_and_layouts(name: str, op: str) -> None:
 @pytest.mark.parametrize(("name", "op"), ALL)
 def test_every_implementation_is_right_at_model_shapes(name: str, op: str) -> None:
     shape = resolve_shape(op, parse_shape("8*1@1024"), model_shape(MODEL))
-    with torch.inference_mode():
+    with torch.inference_mode(), compiled_or_skipped(name):
         found = verify(load(name, op), load_op(op), shape, settings(torch.bfloat16))
     assert found.status is Status.OK, found.message
 
@@ -81,6 +83,7 @@ def test_the_fused_kernel_takes_every_path_over_a_large_vocabulary(axes: str) ->
             assert found.status is Status.OK, f"{op_name} {dtype}: {found.message}"
 
 
+@pytest.mark.skipif(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1, reason="wants the device alone")
 @pytest.mark.parametrize(("name", "op"), ALL)
 def test_a_trial_times_it_and_believes_the_timed_calls(name: str, op: str) -> None:
     """Capture where it is declared, fresh activations, replayed answers: the whole trial."""
@@ -99,6 +102,8 @@ def test_a_trial_times_it_and_believes_the_timed_calls(name: str, op: str) -> No
     case = Case("kernel", op, MODEL, "4*1@300")
     trial = KernelTrial(case, arm, "cuda", Measure(window_steps=3, window_ms=5.0), 1)
     prepared = trial.prepare(thorough=False)
+    if "InductorError" in prepared.message and "compile" in name:
+        pytest.skip(f"torch cannot compile it: {prepared.message}")
     assert prepared.status is Status.OK, prepared.message
     for _ in range(2):
         (latency,) = trial.window()

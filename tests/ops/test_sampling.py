@@ -250,3 +250,16 @@ def test_top_p_is_of_what_top_k_left() -> None:
     assert support(values, k, p, one).possible[0].tolist() == [True, False, False, False]  # 0.4 of 0.7 is over a half
     assert support(values, k * 0, p, one).possible[0].tolist() == [True, True, False, False]
     assert inverse_cdf(support(values, k * 0, one, one), torch.tensor([0.95])).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("axes", "seed"), [("vocab=16384,k=0", 1), ("vocab=16384,k=0", 3), ("vocab=50000,temperature=0.0", 2)]
+)
+def test_a_wrong_chain_shows_in_a_large_vocabulary_without_filters(axes: str, seed: int) -> None:
+    """Penalties fall on tokens that are drawn, and a tie that greedy may break either way is no wrong model."""
+    op = load_op("sampling.chain")
+    shape = resolve_shape("sampling.chain", parse_shape(f"rows=16,{axes}"), None)
+    settings = InputSettings(16, "NHD", torch.bfloat16, torch.device("cpu"), seed)
+    report = op.nulls(tuple(op.standard(op.build(shape, settings, kind)[0]) for kind in ("random", "peaked")))
+    assert report.survived == ()
+    assert "penalties left out" in report.killed

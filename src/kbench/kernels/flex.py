@@ -16,6 +16,10 @@ from torch import Tensor
 from kbench.kernels.contiguous import ContiguousKV, Group, OnContiguousKV, put, queries
 from kbench.ops.attention import AttentionBatch, AttentionSpec
 
+RECOMPILE_LIMIT = 64
+"""Forms of a batch that one process may see. Beyond the limit torch would run the unfused algorithm and only warn: that
+is another implementation, so it is an error here."""
+
 
 @dataclass(frozen=True, slots=True)
 class FlexPlan:
@@ -58,6 +62,12 @@ class FlexAttention(OnContiguousKV):
         return self._make_mask(visible, None, None, group.query_len, group.kv_len, device=group.k.device)
 
     def run(self, q: Tensor, kv: Any, plan: object, out: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        import torch._dynamo
+
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True):
+            return self._run(q, kv, plan, out)
+
+    def _run(self, q: Tensor, kv: Any, plan: object, out: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         assert isinstance(plan, FlexPlan) and isinstance(kv, ContiguousKV)
         spec = plan.spec
         sinks = spec.sinks[None, :, None] if spec.sinks is not None else None

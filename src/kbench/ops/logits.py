@@ -87,18 +87,32 @@ def mixed(values: Tensor, *others: float) -> Tensor:
     return torch.where(place == 0, values, choice[place])
 
 
+REPEATED = 4
+"""Tokens that half of a history repeats."""
+
+
 def history(
-    rows: int, shape: Resolved, settings: InputSettings, generator: torch.Generator, *, same: bool = False
+    rows: int,
+    shape: Resolved,
+    settings: InputSettings,
+    generator: torch.Generator,
+    *,
+    same: bool = False,
+    likely: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens so far, int64 `[rows, history]`, and how many of them were the prompt, int32 `[rows]`.
 
-    Half of each row repeats a few tokens; the last eighth is padding, which is the number `vocab`.
+    Half of each row repeats a few tokens; the last eighth is padding, which is the number `vocab`. `likely`, logits
+    `[rows, vocab]`: what is repeated are their largest, as in a text that goes in circles; without, penalties would
+    fall on tokens that nobody draws from a large vocabulary, and leaving them out would change no answer.
     """
     vocab, length = shape.integer("vocab"), shape.integer("history")
     heads = 1 if same and rows else rows
     tokens = torch.randint(0, vocab, (heads, length), generator=generator, device=settings.device)
-    often = torch.randint(0, vocab, (heads, 4), generator=generator, device=settings.device)
-    repeats = torch.randint(0, 4, (heads, length), generator=generator, device=settings.device)
+    often = torch.randint(0, vocab, (heads, REPEATED), generator=generator, device=settings.device)
+    if likely is not None and vocab >= REPEATED:
+        often = likely[:heads].topk(REPEATED, dim=-1).indices
+    repeats = torch.randint(0, REPEATED, (heads, length), generator=generator, device=settings.device)
     tokens[:, ::2] = often.gather(1, repeats)[:, ::2]
     if length >= 8:
         tokens[:, length - length // 8 :] = vocab

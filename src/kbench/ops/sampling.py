@@ -118,11 +118,14 @@ class Draw(TensorOp):
         inputs, uniform = own.inputs, own.inputs.arguments["uniform"]
         one = torch.ones_like(uniform)
         tokens = own.expected[0]
+        # Without a temperature there is one end: any of the largest is right.
+        other_end = inverse_cdf(own.own, (1.0 - uniform).clamp_max(1 - 1e-7))
+        other_end = torch.where(inputs.arguments["temperature"] == 0, tokens, other_end)
         models = {
             **super().wrong(own),
             "always the largest": (inverse_cdf(self.support(inputs, temperature=one * 0), uniform),),
             "temperature left out": (inverse_cdf(self.support(inputs, temperature=one), uniform),),
-            "from the other end": (inverse_cdf(own.own, (1.0 - uniform).clamp_max(1 - 1e-7)),),
+            "from the other end": (other_end,),
             "one token on": (torch.where(tokens < 0, tokens, (tokens + 1) % own.own.mass.shape[1]),),
         }
         return models
@@ -164,7 +167,8 @@ class Chain(Draw):
         base = super().make(shape, settings, kind, generator).arguments
         values = base["logits"]
         rows, vocab, different = len(values), values.shape[1], kind == "mixed"
-        tokens, prompt = made.history(rows, shape, settings, generator, same=kind == "same")
+        likely = values if kind in ("peaked", "same") else None
+        tokens, prompt = made.history(rows, shape, settings, generator, same=kind == "same", likely=likely)
         k = made.filled(rows, shape.integer("k"), torch.int32, settings)
         p = made.filled(rows, shape.number("p"), torch.float32, settings)
         arguments = {

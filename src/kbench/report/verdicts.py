@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kbench.catalog import Case, parse_point
+from kbench.catalog import Case, parse_shape
 from kbench.decide.results import ClauseResult, Decision, RegimeVerdict
 from kbench.report.grids import Grid
 from kbench.report.text import MISSING, clean, count, percent
@@ -204,9 +204,9 @@ def _workload(regime: str, seen: Boundaries) -> str:
 
 
 def _points(regime: str, suite: Suite | None) -> frozenset[str]:
-    """The regime's points in canonical form; empty: all."""
+    """The regime's points, which are shapes at level 1, in canonical form; empty: all."""
     found = [item for item in suite.regime if item.id == regime] if suite is not None else []
-    return frozenset(str(parse_point(text)) for item in found for text in item.points)
+    return frozenset(str(parse_shape(text)) for item in found for text in item.points)
 
 
 def _range(shares: Sequence[float]) -> str:
