@@ -127,3 +127,19 @@ def test_llama_projections_have_their_published_sizes(op: str, n: int, k: int) -
     axes = operation(op).derive(model_shape("llama-3-8b"), point)
     assert axes == {"m": 64, "n": n, "k": k}
     assert isinstance(load_op(op), Gemm)
+
+
+def test_a_long_sum_may_be_taken_one_term_after_the_other() -> None:
+    """A library that sums in blocks errs by less than an honest loop over k: the loop is right too, half of k is not."""
+    op = load_op("gemm")
+    shape = resolve_shape("gemm", parse_shape("m=3,n=40,k=5000"), None)
+    for seed in range(1, 6):
+        settings = InputSettings(16, "NHD", torch.float32, torch.device("cpu"), seed)
+        inputs = op.build(shape, settings, "needle")[0]
+        x, weight = inputs.arguments["x"], inputs.arguments["weight"]
+        one_by_one = torch.zeros(3, 40)
+        for place in range(5000):
+            one_by_one += x[:, place, None] * weight[None, :, place]
+        own = op.standard(inputs)
+        assert op.judge(one_by_one, own).ok
+        assert not op.judge((x[:, ::2] @ weight[:, ::2].t()), own).ok

@@ -60,6 +60,9 @@ class Gemm(TensorOp):
     def plain(self, inputs: TensorInputs) -> Outputs:
         return (inputs.arguments["x"] @ inputs.arguments["weight"].t(),)
 
+    def terms(self, inputs: TensorInputs) -> int:
+        return int(inputs.arguments["x"].shape[-1])
+
     def wrong(self, own: TensorStandard) -> Mapping[str, Outputs]:
         x, weight = own.inputs.arguments["x"], own.inputs.arguments["weight"]
         wide, expected = weight.double().t(), own.expected[0]

@@ -55,6 +55,9 @@ class GroupedGemm(TensorOp):
         roles: Mapping[str, Any] = {"x": "activation", "weight": "weight", "offsets": "metadata"}
         return TensorInputs(shape, {"x": x, "weight": weight, "offsets": offsets.int()}, roles, settings.dtype)
 
+    def terms(self, inputs: TensorInputs) -> int:
+        return int(inputs.arguments["x"].shape[-1])
+
     def exact(self, inputs: TensorInputs) -> Outputs:
         given = inputs.arguments
         return (grouped(given["x"], given["weight"], given["offsets"], torch.float64),)
@@ -172,6 +175,10 @@ class FusedMoe(TensorOp):
         inputs.arguments["x"].normal_(generator=generator)
         logits = inputs.arguments["logits"]
         logits.copy_(ranked(scores(inputs.shape, generator)))
+
+    def terms(self, inputs: TensorInputs) -> int:
+        """Of both products, one after the other."""
+        return int(inputs.arguments["x"].shape[-1] + inputs.arguments["down"].shape[-1])
 
     def exact(self, inputs: TensorInputs) -> Outputs:
         return (self._answer(inputs, torch.float64),)
