@@ -4,7 +4,7 @@
 
 Llama-3-8B shapes in bf16, pages of 16 scattered tokens. Kernels that know no pages (SDPA by backend) get keys and
 values that somebody made contiguous before; what that costs is their `convert`, which stands beside. Each is verified
-first as `kbench kernel` verifies it; then windows of all of them alternate in random order, so that clocks and
+first on the sharpest input of the case; then windows of all of them alternate in random order, so that clocks and
 temperature are the same for all. Whoever is fastest is shown as such. What is not installed or does not support a case
 says so.
 """
@@ -48,7 +48,7 @@ def measure(point: str, device: str, preset: str, dtype: str) -> list[dict[str, 
     for known in implementations(OP):
         page = PAGE[known.page_multiple_of == 256]
         own = trial(known.name, page, point, device, preset, dtype)
-        outcome = own.prepare()
+        outcome = own.prepare(thorough=False)
         scopes = {item.metric: item.value for item in outcome.measurements}
         rows[known.name] = {"point": point, "implementation": known.name, "page_size": page,
                             "status": outcome.status.value, "message": outcome.message,

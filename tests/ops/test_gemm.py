@@ -130,7 +130,7 @@ def test_llama_projections_have_their_published_sizes(op: str, n: int, k: int) -
 
 
 def test_a_long_sum_may_be_taken_one_term_after_the_other() -> None:
-    """A library that sums in blocks errs by less than an honest loop over k: the loop is right too, half of k is not."""
+    """A library that sums in blocks errs by less than an honest loop over k: the loop is right, half of k is not."""
     op = load_op("gemm")
     shape = resolve_shape("gemm", parse_shape("m=3,n=40,k=5000"), None)
     for seed in range(1, 6):
