@@ -7,6 +7,7 @@ its edge cases and its own wrong models.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -194,7 +195,7 @@ def limit_of(plain: Tensor, exact: Tensor, terms: int = 1) -> float:
     if not plain.dtype.is_floating_point:
         return 0.0
     roundoff = torch.finfo(plain.dtype).eps / 2 if plain.dtype in SUMMED_IN else 0.0
-    floor = max(FLOORS.get(plain.dtype, 0.0), roundoff * terms**0.5)
+    floor = max(FLOORS.get(plain.dtype, 0.0), roundoff * math.sqrt(terms))
     error = largest(row_errors(plain, exact))
     return max(REFERENCE_FACTOR * error, floor) if error < float("inf") else floor
 
