@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from kbench.catalog import ModelShape, parse_point
 from kbench.clock.ceilings import device_name, measure
-from kbench.engine.phases import NullClock
+from kbench.engine.phases import NullClock, PhaseClock
 from kbench.engine.runner import Runner
 from kbench.measure.clean_step import clean_step
 from kbench.measure.exec_batch import BatchState, open_runner
@@ -41,6 +42,7 @@ ROUNDS = 12
 GRAPH_STEPS, EAGER_STEPS = 6, 2
 """Steps of a point in a row, the first of which is dropped: another point ran before it."""
 PROFILED_STEPS = 3
+HOST_STEPS = 12
 
 
 def open_points(args: argparse.Namespace) -> tuple[Runner, dict[str, BatchState]]:
@@ -84,6 +86,7 @@ def warm(runner: Runner, states: dict[str, BatchState]) -> dict[str, dict[str, A
         runner.force()
         found[text] = {
             "mode": modes[0].mode,
+            "reason": modes[0].reason,
             "padded_tokens": modes[0].padded_tokens,
             "same_tokens": tokens[0] == tokens[1],
             "bitwise": bool(torch.equal(logits[0], logits[1])),
@@ -93,7 +96,7 @@ def warm(runner: Runner, states: dict[str, BatchState]) -> dict[str, dict[str, A
 
 
 def timed(runner: Runner, states: dict[str, BatchState], rounds: int) -> dict[str, dict[str, list[int]]]:
-    """Wall and device ns of every point and way, in turns."""
+    """Wall and device ns of every point and way, in turns. A step that was to be replayed and was not ends this."""
     taken: dict[str, dict[str, list[int]]] = {text: defaultdict(list) for text in states}
     for _ in range(rounds):
         for text, state in states.items():
@@ -101,11 +104,41 @@ def timed(runner: Runner, states: dict[str, BatchState], rounds: int) -> dict[st
                 runner.force(eager="" if way == "graph" else "measured beside its graph")
                 for count in range(steps + 1):
                     wall, on_device = clean_step(runner, state)
+                    if way == "graph" and runner.last_step.mode == "eager":
+                        raise SystemExit(f"{text} was not replayed: {runner.last_step.reason}")
                     if count:
                         taken[text][way].append(wall)
                         taken[text][way + "_device"].append(on_device)
             runner.force()
     return taken
+
+
+def host_us(runner: Runner, state: BatchState, *, eager: str) -> dict[str, float]:
+    """Host µs of each phase of a step, medians. Of a replayed step `forward` is the launch and the wait."""
+    clock, stamps = PhaseClock(), []
+    runner.force(eager=eager)
+    for _ in range(HOST_STEPS):
+        state.restore()
+        runner.idle()
+        state.step(clock)
+        stamps.append(clock.take())
+    runner.force()
+    return {name: median(stamp.get(name, 0) for stamp in stamps) / 1e3 for name in stamps[-1]}
+
+
+def launch_us(runner: Runner, state: BatchState) -> dict[str, float]:
+    """Host µs of a step's two halves: until everything is launched, and from then until its tokens are there."""
+    begun, ended = [], []
+    for _ in range(HOST_STEPS):
+        state.restore()
+        runner.idle()
+        first = perf_counter_ns()
+        ticket = state.step_overlapped(None, NullClock())
+        second = perf_counter_ns()
+        runner.end(ticket, NullClock())
+        begun.append(second - first)
+        ended.append(perf_counter_ns() - second)
+    return {"until launched": median(begun) / 1e3, "until the tokens are there": median(ended) / 1e3}
 
 
 def floor_bytes(shape: ModelShape, text: str, itemsize: int) -> float:
@@ -241,6 +274,13 @@ def main() -> None:
     say(f"captured: {runner.graphs.captures} in {runner.graphs.capture_ns / 1e9:.2f} s; {checks}")
     taken = timed(runner, states, args.rounds)
     overlapped = {text: overlapped_us(runner, state) for text, state in states.items()}
+    host = {
+        text: {
+            "graph": host_us(runner, state, eager="") | launch_us(runner, state),
+            "eager": host_us(runner, state, eager="measured beside its graph"),
+        }
+        for text, state in states.items()
+    }
     say("timed")
     cuda = args.device == "cuda"
     reached = measure(runner.device, scale=1.0 if cuda else 0.1) if not args.no_profile else None
@@ -258,10 +298,14 @@ def main() -> None:
         "torch": torch.__version__,
         "read_ceiling_gb_per_s": rate / 1e3,
         "command": " ".join(["python benchmarks/engine_step.py", *sys.argv[1:]]),
+        "host_us": host,
         "breakdown": parts,
     }
     text = markdown(document)
     print(text)
+    for part, ways in host.items():
+        for way, spans in ways.items():
+            print(f"{part} {way}, host us: " + "; ".join(f"{name} {us:.0f}" for name, us in spans.items()))
     for part, found in parts.items():
         print(f"{part}: " + "; ".join(f"{k['name'][:44]} {k['calls']:.0f} x {k['us']:.2f}" for k in found["kernels"]))
     if args.out:

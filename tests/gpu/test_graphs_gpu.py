@@ -85,6 +85,23 @@ def test_mixed_batches_are_replayed(point: str, dtype: str) -> None:
     assert worst_row(logits[0].double(), logits[2].double()) <= BOUND[dtype]
 
 
+def test_steps_are_captured_again_when_buffers_grow() -> None:
+    """The large batch needs more room for its table than the small one: all graphs are dropped, and made anew."""
+    points = [parse_point(text) for text in ("1*1@128", "32*1@4096")]
+    runner = open_runner(make_arm("bfloat16", "small"), "cuda", points)
+    states = [BatchState(runner, point, 3, first_id=100 * index) for index, point in enumerate(points)]
+    tokens: list[list[list[int]]] = [[], []]
+    for _ in range(3):
+        for index, state in enumerate(states):
+            state.fill(3)
+            state.restore()
+            tokens[index].append(state.step(NullClock()))
+            assert (runner.last_step.mode, runner.last_step.reason) == ("graph", "")
+    assert runner.graphs is not None
+    assert runner.graphs.captures >= 3
+    assert all(found == each[0] for each in tokens for found in each)
+
+
 @pytest.mark.parametrize("preset", ["tiny", "tiny-moe", "tiny-window"])
 @pytest.mark.parametrize("overlapped", [False, True])
 @pytest.mark.parametrize("kv_tokens", [4_096, 320])

@@ -55,8 +55,15 @@ class StepGraphs:
         return "graph" if self._device.type == "cuda" else "padded"
 
     def clear(self) -> None:
-        """Drop all graphs: the buffers that they read have moved."""
+        """Drop all graphs: the buffers that they read have moved.
+
+        The allocator gives up a pool with its last graph and refuses to capture into it again, so the next graph begins
+        a new one.
+        """
+        if self._found and self.mode == "graph":
+            torch.cuda.synchronize(self._device)
         self._found.clear()
+        self._pool = None
 
     def ready(self, key: Hashable, body: Body, keeps: tuple[object, ...], sampled: Tensor) -> str:
         """Have a graph for the key; why there is none, or an empty string.

@@ -23,6 +23,8 @@ from kbench.errors import MeasurementError
 from kbench.ops.attention import AttentionBatch
 
 NOT_FED = -1
+_ROOM = 1 << 21
+"""Entries of a block table that are made room for in advance, 8 MiB; a larger one makes the buffers grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +92,23 @@ class MetadataBuilder:
     """
 
     def __init__(
-        self, *, page_size: int, max_tokens: int, max_seqs: int, device: torch.device, dummy_page: int = NULL_PAGE
+        self,
+        *,
+        page_size: int,
+        max_tokens: int,
+        max_seqs: int,
+        device: torch.device,
+        dummy_page: int = NULL_PAGE,
+        most_pages: int = 16,
     ) -> None:
+        """`most_pages`: of one request; there is room for so many from the start, within reason."""
         self._page_size = page_size
         self._dummy_page = dummy_page
         self.max_seqs = max_seqs
         self.most_rows = 2 * max(max_tokens, max_seqs)
         """Rows of logits that a step has at most, those of padding included."""
         self._rows: dict[int, _Row] = {}
-        room = PartSize(max_seqs, 16)
+        room = PartSize(max_seqs, min(most_pages, max(16, _ROOM // max_seqs)))
         self.arena = Arena(places_of(StepSize(max_tokens, max_seqs, room, room)).bytes, device)
 
     def forget(self, request_id: int) -> None:

@@ -56,6 +56,7 @@ class Runner:
         self.shape = decoder.shape if decoder is not None else arm_shape(arm)
         self.selection = {phase: select(arm, self.shape, phase, device) for phase in ("decode", "prefill")}
         capacity = self.pages * config.page_size
+        self._most_pages = min(self.pages, -(-self.shape.max_context // config.page_size))
         self.decoder = decoder or load_decoder(arm, self.device, max_positions=min(capacity, self.shape.max_context))
         self.pool = KVPool(
             self.shape,
@@ -76,6 +77,7 @@ class Runner:
             max_seqs=config.max_seqs,
             device=self.device,
             dummy_page=self.pool.dummy_page,
+            most_pages=self._most_pages,
         )
         self.graphs = StepGraphs(self.device) if arm.engine.graph == "graph" else None
         """None where the arm wants eager launches."""
@@ -86,7 +88,7 @@ class Runner:
         self._attending.use(decode, prefill)
         self.ladder = Ladder(
             self.config.page_size,
-            min(self.pages, -(-self.shape.max_context // self.config.page_size)),
+            self._most_pages,
             self.config.max_seqs,
             max(self.config.max_batched_tokens, self.config.max_seqs),
             *self._attending.graph_support,
