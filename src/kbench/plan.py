@@ -119,7 +119,8 @@ def _cases(loaded: LoadedSuite) -> tuple[Case, ...]:
                 if catalog.op_applies(op, shape):
                     cases.append(Case("kernel", op, label, str(shape)))
     if suite.step:
-        cases += [Case("step", "step", label, str(catalog.parse_point(text))) for text in suite.step.points]
+        shapes = [catalog.parse_step(text) for text in suite.step.points]
+        cases += [Case("step", "step", label, str(shape.point), shape.attributes.pairs()) for shape in shapes]
     if suite.workload:
         cases += [Case("workload", "replay", label, name) for name in suite.workload.traces]
     return tuple(dict.fromkeys(cases))
@@ -135,6 +136,9 @@ def _declaration(loaded: LoadedSuite) -> dict[str, Any]:
     kernel = declared.get("kernel") or {}
     for key in set(FILES) & set(kernel):
         kernel[key] = sha256_of_file(file_of(kernel[key], loaded.root))
+    loads = _load_files(loaded)
+    if loads:
+        declared["step"]["loads"] = loads
     measure = declared.get("measure") or {}
     if "tuning_cache" in measure:
         # Under `build` the cache is an input; under the other policies the run itself fills it.
@@ -147,6 +151,14 @@ def _declaration(loaded: LoadedSuite) -> dict[str, Any]:
         for key in {"traces", "costs"} & set(workload):
             workload[key] = {name: sha256_of_file(loaded.root / file) for name, file in workload[key].items()}
     return {"suite": declared, "rule_version": RULE_VERSION}
+
+
+def _load_files(loaded: LoadedSuite) -> dict[str, str]:
+    """Hash of every file of expert loads that a step's point names."""
+    step = loaded.suite.step
+    controls = [catalog.parse_step(text).attributes.moe for text in step.points] if step else []
+    names = sorted({control.recorded for control in controls if control is not None and control.recorded})
+    return {name: sha256_of_file(loaded.root / name) for name in names}
 
 
 def _identity(arm: Arm) -> str:

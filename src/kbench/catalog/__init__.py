@@ -4,6 +4,7 @@ Owns the nouns that every level joins on and the lists behind `kbench list`. It 
 nothing, imports no torch.
 """
 
+from kbench.catalog.attributes import PLAIN, StepAttributes, parse_attributes
 from kbench.catalog.capability import (
     AUTO,
     CUSTOM,
@@ -37,6 +38,7 @@ from kbench.catalog.points import (
     Shape,
     parse_point,
     parse_shape,
+    parse_step,
 )
 from kbench.catalog.presets import MODELS, model_shape
 from kbench.catalog.routing import ROUTING_KINDS, RoutingControl, RoutingKind, declared_visits, visits_of
@@ -52,6 +54,7 @@ __all__ = [
     "MAX_SEQUENCES",
     "MODELS",
     "OPS",
+    "PLAIN",
     "REQUIRED",
     "ROLES",
     "ROUTINGS",
@@ -72,14 +75,17 @@ __all__ = [
     "RoutingControl",
     "RoutingKind",
     "Shape",
+    "StepAttributes",
     "declared_visits",
     "implementation",
     "implementations",
     "model_shape",
     "op_applies",
     "operation",
+    "parse_attributes",
     "parse_point",
     "parse_shape",
+    "parse_step",
     "registry",
     "resolve_shape",
     "visits_of",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kbench.catalog.attributes import StepAttributes, parse_attributes
 from kbench.catalog.points import Point, Shape, parse_point, parse_shape
 from kbench.errors import UsageError
 
@@ -36,6 +37,11 @@ class Case:
     def shape(self) -> Shape:
         """Of a kernel case: a point, axes, or both."""
         return parse_shape(self.point)
+
+    @property
+    def step_attributes(self) -> StepAttributes:
+        """Of a step case."""
+        return parse_attributes([f"{name}={value}" for name, value in self.attributes])
 
     @classmethod
     def parse(cls, text: str) -> Case:

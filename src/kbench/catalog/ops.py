@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from kbench.catalog.attributes import PLAIN
 from kbench.catalog.models import ModelShape
 from kbench.catalog.points import Point, Shape
 from kbench.errors import UsageError
@@ -253,6 +254,8 @@ def op_applies(op: str, shape: Shape | Point) -> bool:
     """Whether an operation can be measured at a shape of any model: the batch is of its kind, the axes are its own."""
     known = operation(op)
     point, given = (shape, ()) if isinstance(shape, Point) else (shape.point, shape.axes)
+    if isinstance(shape, Shape) and shape.attributes != PLAIN:
+        return False  # of a step
     names = {name for name, _ in given}
     if not names <= set(known.axes):
         return False

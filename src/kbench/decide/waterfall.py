@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kbench.catalog import op_applies, parse_shape
+from kbench.catalog import PLAIN, op_applies, parse_shape
 from kbench.decide.cells import standing
 from kbench.decide.estimate import Unusable, means_by
 from kbench.decide.evidence import Cell, Evidence, Series
@@ -169,8 +169,8 @@ def _launches(evidence: Evidence, cell: Cell, variant: str) -> int | None:
 
 
 def _attention_share(suite: Suite, evidence: Evidence, cell: Cell) -> float:
-    """f from level 0 where a timeline of this point exists, else from the baseline's phases."""
-    for place in (cell.point, "all"):
+    """f from level 0 where a timeline of this very step exists, else from the baseline's phases."""
+    for place in (cell.point, "all") if parse_shape(cell.point).attributes == PLAIN else ():
         for trial in evidence.trials(Cell("timeline", "step", place), suite.claim.baseline):
             share = _traced_share(trial.facts, cell.point)
             if 0.0 <= share <= 1.0:
@@ -195,9 +195,15 @@ def _traced_share(facts: Mapping[str, Any], point: str) -> float:
 
 
 def _kernel_saving(suite: Suite, evidence: Evidence, cell: Cell) -> float:
-    """s from level 1 at the same point; NaN where it was not measured there."""
+    """s from level 1 at the same batch; NaN where attention was not measured as the step computes it."""
+    shape = parse_shape(cell.point)
+    batch = str(shape.point.bare) if shape.point is not None and shape.attributes.keeps_attention else ""
     for kernel in evidence.cells("kernel"):
-        if kernel.point != cell.point or not op_applies(kernel.op, parse_shape(kernel.point)):
+        if (
+            kernel.point != batch
+            or not kernel.op.startswith("attention.")
+            or not op_applies(kernel.op, parse_shape(kernel.point))
+        ):
             continue
         found = estimate_cell(suite, evidence, kernel, "latency")
         if standing(suite, evidence, kernel).objection is None and not isinstance(found, Unusable) and len(found):

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kbench.catalog import ModelShape, Point
+from kbench.catalog import PLAIN, ModelShape, Point, StepAttributes
+from kbench.catalog.lengths import shared_tokens
 from kbench.engine.arms import arm_shape, load_weights, open_device
 from kbench.engine.core import EngineConfig, Request, RequestStatus
 from kbench.engine.kv import Slots, Snapshot
 from kbench.engine.model import Decoder, Weights
 from kbench.engine.phases import Phases
-from kbench.engine.requests import TokenContent
+from kbench.engine.requests import GREEDY, Sampling, TokenContent
 from kbench.engine.runner import Runner, give_tokens, take_step
 from kbench.engine.scheduler import Scheduler
 from kbench.engine.stepping import Ticket
@@ -27,6 +28,8 @@ from kbench.suite.schema import Arm
 
 _SPARE_SHARE = 8
 """One page in eight is nobody's, so that a batch's pages have holes between them."""
+_GRAMMAR_SHARE = 8
+"""A grammar allows one token in eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,29 +39,48 @@ class _Start:
     request: Request
     content: TokenContent
     computed_tokens: int
+    kv_tokens: int
+    """After the step."""
     cached_pages: int
 
 
 class BatchState:
     """A scheduler whose next step is exactly the point, and the way back to it."""
 
-    def __init__(self, runner: Runner, point: Point, seed: int, *, first_id: int = 0, keeps_kv: bool = True) -> None:
-        """`keeps_kv`: put back the K and V that a step overwrites; they cost memory for each token that it computes."""
+    def __init__(
+        self,
+        runner: Runner,
+        point: Point,
+        seed: int,
+        *,
+        first_id: int = 0,
+        keeps_kv: bool = True,
+        attributes: StepAttributes = PLAIN,
+    ) -> None:
+        """`keeps_kv`: put back the K and V that a step overwrites; they cost memory for each token that it computes.
+
+        `attributes`: how pages are scattered and shared and how tokens are sampled; the rest of them is the runner's.
+        """
         config = runner.config
         self._runner = runner
         self._scheduler = Scheduler(config)
         self._page_size = config.page_size
-        tables = scattered_tables(self._scheduler, point, config.page_size, seed)
+        tables = scattered_tables(self._scheduler, point, config.page_size, seed, attributes.scatter)
+        self._shared = shared_tokens(point, attributes.prefix_share, config.page_size)
+        share_pages(tables, self._shared // config.page_size)
         draw = random.Random(seed)
         vocab = runner.shape.vocab
         self._starts = []
-        for index, ((query, kv), pages) in enumerate(zip(point.sequences, tables, strict=True)):
-            content = TokenContent([draw.randrange(vocab) for _ in range(kv)], config.page_size)
+        for index, ((query, kv), chunk, pages) in enumerate(zip(point.sequences, point.chunks, tables, strict=True)):
+            prompt = [draw.randrange(vocab) for _ in range(kv + chunk)]  # one more token to come makes it a chunk
+            content = TokenContent(prompt, config.page_size, _sampling(attributes, vocab, index))
             # More output than any run of steps takes: the step never finishes a request.
-            request = Request(first_id + index, kv, 2**40, content)
+            request = Request(first_id + index, len(prompt), 2**40, content)
             request.pages = pages
-            self._starts.append(_Start(request, content, kv - query, (kv - query) // config.page_size))
-        self._expected = [(query, kv, True) for query, kv in point.sequences]
+            self._starts.append(_Start(request, content, kv - query, kv, (kv - query) // config.page_size))
+        self._expected = [
+            (query, kv, not chunk) for (query, kv), chunk in zip(point.sequences, point.chunks, strict=True)
+        ]
         self._snapshot: Snapshot | None = runner.pool.snapshot(self._slots(written=True)) if keeps_kv else None
         self.restore()
 
@@ -70,9 +92,10 @@ class BatchState:
         """Slots of the tokens that the step writes, or of all tokens before it, in sequence order."""
         pages: list[int] = []
         offsets: list[int] = []
-        for start in self._starts:
-            stop = start.request.prompt_tokens
-            span = range(start.computed_tokens, stop) if written else range(start.computed_tokens)
+        for place, start in enumerate(self._starts):
+            shared = self._shared if place else 0  # filled once, with the first sequence
+            first, stop = (start.computed_tokens, start.kv_tokens) if written else (shared, start.computed_tokens)
+            span = range(first, stop)
             pages += [start.request.pages[position // self._page_size] for position in span]
             offsets += [position % self._page_size for position in span]
         device = self._runner.device
@@ -127,13 +150,23 @@ class BatchState:
             )
 
 
-def scattered_tables(scheduler: Scheduler, point: Point, page_size: int, seed: int) -> list[list[int]]:
-    """Pages for every sequence, drawn without order from the whole pool, so that no two neighbours are adjacent.
+def scattered_tables(
+    scheduler: Scheduler, point: Point, page_size: int, seed: int, scatter: float = 1.0
+) -> list[list[int]]:
+    """Pages for every sequence from the whole pool; a share `scatter` of them in random order, the rest in the pool's.
 
     They are taken from the scheduler's pool, which then has none to give: a step of the point needs no more.
     """
     pages = list(scheduler.pool.allocate(scheduler.config.pages))
-    random.Random(seed).shuffle(pages)
+    draw = random.Random(seed)
+    if scatter >= 1.0:
+        draw.shuffle(pages)
+    else:
+        places = sorted(draw.sample(range(len(pages)), round(scatter * len(pages))))
+        moved = [pages[place] for place in places]
+        draw.shuffle(moved)
+        for place, page in zip(places, moved, strict=True):
+            pages[place] = page
     tables = []
     for _, kv in point.sequences:
         needed = -(-kv // page_size)
@@ -142,13 +175,31 @@ def scattered_tables(scheduler: Scheduler, point: Point, page_size: int, seed: i
     return tables
 
 
+def share_pages(tables: list[list[int]], pages: int) -> None:
+    """Let all sequences begin with the first `pages` pages of the first one."""
+    for table in tables[1:]:
+        table[:pages] = tables[0][:pages]
+
+
+def _sampling(attributes: StepAttributes, vocab: int, index: int) -> Sampling:
+    """How the `index`-th sequence's token is chosen."""
+    if attributes.sampling == "topkp":
+        return Sampling(temperature=0.8, top_k=50, top_p=0.95, seed=index)
+    if attributes.sampling == "grammar":
+        return Sampling(allowed=frozenset(range(index % _GRAMMAR_SHARE, vocab, _GRAMMAR_SHARE)))
+    return GREEDY
+
+
 def config_of_points(arm: Arm, points: list[Point]) -> EngineConfig:
     """The arm's engine with room for each of the points: its own pool, not the one that workloads share."""
     needed = max(pages_of(point, arm.page_size) for point in points)
+    budgets = [arm.engine.max_batched_tokens, *(point.query_tokens for point in points)]
+    if any(any(point.chunks) for point in points):
+        budgets = budgets[1:]  # a chunk ends where the budget does
     return EngineConfig(
         page_size=arm.page_size,
         pages=needed + max(4, needed // _SPARE_SHARE),
-        max_batched_tokens=max(arm.engine.max_batched_tokens, *(point.query_tokens for point in points)),
+        max_batched_tokens=max(budgets),
         max_seqs=max(arm.engine.max_seqs, *(point.batch for point in points)),
         prefix_caching=arm.engine.prefix_caching,
         chunked_prefill=arm.engine.chunked_prefill,

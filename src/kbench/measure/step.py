@@ -9,13 +9,16 @@ point gets a KV pool of its own size with scattered pages, partial last pages an
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
 from kbench.catalog import Case, implementation
+from kbench.catalog.lengths import tailed
 from kbench.engine.arms import arm_shape, attention_queries
 from kbench.engine.phases import PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
+from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Runner
 from kbench.errors import MeasurementError
 from kbench.kernels.registry import is_plugin
@@ -28,6 +31,7 @@ from kbench.measure.step_modes import other_ways
 from kbench.protocol import Measurement, Outcome, Status
 from kbench.selection import check_all
 from kbench.suite.schema import Arm, Measure
+from kbench.suite.step_points import attributed
 
 _WARMUP_STEPS = 3
 _PHASED_STEPS = (4, 40)
@@ -41,7 +45,9 @@ class StepTrial:
         self, case: Case, arm: Arm, device: str, settings: Measure, seed: int, kept: KeptWeights | None = None
     ) -> None:
         self._case = case
-        self._arm = arm
+        self._attributes = case.step_attributes
+        self._arm = attributed(arm, self._attributes)
+        self._point = tailed(case.parsed, self._attributes.tail, self._arm.page_size)
         self._device = device
         self._settings = settings
         self._seed = seed
@@ -67,10 +73,7 @@ class StepTrial:
         reasons = unsupported(self._arm, self._device)
         if reasons:
             return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
-        point = self._case.parsed
-        self._runner = runner = open_runner(self._arm, self._device, [point], self._kept)
-        self._state = state = BatchState(runner, point, self._seed)
-        state.fill(self._seed)
+        runner, state = self._open()
         state.check_plan()
         state.restore()
         self._judge = Judge(runner, lambda: self._repeat(self._null))
@@ -78,7 +81,8 @@ class StepTrial:
         first_ns = self._timed_step()
         judgement = self._judge.judge(runner.last_logits)
         facts: dict[str, Any] = {
-            "point": str(point),
+            "point": str(self._point),
+            "attributes": dict(self._attributes.pairs()),
             "model": runner.shape.name,
             "layers": runner.shape.layers,
             "dtype": self._arm.model.dtype,
@@ -96,12 +100,23 @@ class StepTrial:
         runner.poison_outputs = False
         for _ in range(_WARMUP_STEPS):
             self._repeat(self._null)
+        if self._attributes.graph == "on" and runner.last_step.mode != "graph":
+            why = runner.last_step.reason or "captured graphs need a CUDA device"
+            return Outcome(Status.UNSUPPORTED, f"graph=on, and the step is not replayed: {why}", facts=facts)
         facts |= {
             "graph": runner.last_step.mode,
             "graph_reason": runner.last_step.reason,
             "padded_tokens": runner.last_step.padded_tokens,
         }
         return Outcome(measurements=(Measurement("first_step", "us", first_ns / 1e3),), facts=facts)
+
+    def _open(self) -> tuple[Runner, BatchState]:
+        """The case's own runner and batch, its K and V filled."""
+        self._runner = runner = open_runner(self._arm, self._device, [self._point], self._kept)
+        control_routing(runner, self._attributes.moe, seed=self._seed, root=Path(self._arm.root))
+        self._state = state = BatchState(runner, self._point, self._seed, attributes=self._attributes)
+        state.fill(self._seed)
+        return runner, state
 
     def _selection(self, observed: dict[str, str]) -> dict[str, dict[str, str]]:
         return {
@@ -210,9 +225,7 @@ class StepTrial:
         reasons = unsupported(self._arm, self._device)
         if reasons:
             return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
-        self._runner = runner = open_runner(self._arm, self._device, [self._case.parsed], self._kept)
-        state = BatchState(runner, self._case.parsed, self._seed)
-        state.fill(self._seed)
+        runner, state = self._open()
         seen = observe(runner, state.restore, state.step)
         observed = {
             phase: observed_name(runner.selection[phase].resolved, f"attention.{phase}", loaded, seen)

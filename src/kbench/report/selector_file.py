@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kbench.catalog import Point, parse_shape
+from kbench.catalog import PLAIN, Point, parse_shape
 from kbench.decide import Decision, RegimeVerdict, Verdict
 from kbench.decide.clauses import regime_cells
 from kbench.decide.results import number
@@ -135,10 +135,12 @@ def _measured_points(suite: Suite, regime: Regime) -> Iterator[Point]:
     when = regime.when
     for level in {clause.level for clause in regime.require} & set(_MEASURED_IN_STEPS):
         for cell in regime_cells(suite, regime, level):
-            point = parse_shape(cell.point).point
+            shape = parse_shape(cell.point)
+            point = shape.point
             if (
                 when is not None
                 and point is not None
+                and shape.attributes == PLAIN  # a dispatcher sees a batch, not how its pages lie
                 and _within(point.context, when.context)
                 and _within(point.batch, when.batch)
             ):

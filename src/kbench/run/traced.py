@@ -79,8 +79,8 @@ class TracedPass:
 
 
 def points(plan: Plan) -> list[str]:
-    """The step's points, or the batches among the kernel's where a suite has no step."""
+    """The step's batches without their attributes, or those among the kernel's where a suite has no step."""
     suite = plan.loaded.suite
     texts = suite.step.points if suite.step else suite.kernel.points if suite.kernel else ()
     shapes = [parse_shape(text) for text in texts]
-    return list(dict.fromkeys(str(shape) for shape in shapes if shape.is_batch))
+    return list(dict.fromkeys(str(shape.point.bare) for shape in shapes if shape.is_batch and shape.point is not None))

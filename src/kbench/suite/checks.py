@@ -17,6 +17,7 @@ from kbench.suite.plugins import is_plugin, plugin_problems
 from kbench.suite.regimes import regime_problems, regime_warnings
 from kbench.suite.rules import rule_problems, rule_warnings
 from kbench.suite.schema import METRICS_OF_LEVEL, Arm, AttentionChoice, Clause, ModelSettings, Regime, Suite, Variant
+from kbench.suite.step_points import step_problems
 
 MOST_SESSIONS = 1_000
 PAGED = ("attention.decode", "attention.prefill")
@@ -86,6 +87,7 @@ def problems(suite: Suite, root: Path) -> Iterator[Found]:
     yield from _claim(suite, root)
     yield from _variants(suite, root)
     yield from _levels(suite, root)
+    yield from _step_points(suite, root)
     for index, regime in enumerate(suite.regime):
         yield from _regime(suite, regime, index)
     looks = suite.rule.looks
@@ -196,6 +198,24 @@ def _implementation(
     ]
     for reason in check_all(candidate, queries):
         yield path, f"{reference} cannot serve this variant: {reason}", "choose another implementation or setting"
+
+
+def _step_points(suite: Suite, root: Path) -> Iterator[Found]:
+    try:
+        shape = _shape(suite.model, root)
+    except UsageError:
+        shape = None  # said of the model
+    arms = []
+    for name in (suite.claim.baseline, suite.claim.candidate):
+        try:
+            arm = arm_of(suite, name, root)
+            for phase in ("prefill", "decode"):
+                if not is_plugin(getattr(arm, phase)):
+                    catalog.implementation(getattr(arm, phase), f"attention.{phase}")
+        except UsageError:
+            continue  # said of the variant
+        arms.append(arm)
+    yield from step_problems(suite, arms, shape, root)
 
 
 def _kernel(op: str, reference: str, path: KeyPath, root: Path) -> Iterator[Found]:

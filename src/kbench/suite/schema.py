@@ -36,7 +36,7 @@ def _op(text: str) -> None:
 
 
 ShapeText = Annotated[str, AfterValidator(lambda text: _checked(text, catalog.parse_shape))]
-PointText = Annotated[str, AfterValidator(lambda text: _checked(text, catalog.parse_point))]
+StepText = Annotated[str, AfterValidator(lambda text: _checked(text, catalog.parse_step))]
 PresetName = Annotated[str, AfterValidator(lambda text: _checked(text, catalog.model_shape))]
 OpName = Annotated[str, AfterValidator(lambda text: _checked(text, _op))]
 Level = Literal["kernel", "step", "workload"]
@@ -176,8 +176,9 @@ class KernelLevel(Strict):
 
 
 class StepLevel(Strict):
-    points: tuple[PointText, ...] = Field(min_length=1)
-    """Batches, in the grammar [N*]Q[@K] joined by +."""
+    points: tuple[StepText, ...] = Field(min_length=1)
+    """Batches, in the grammar [N*]Q[@K][c][:D] joined by +, and attributes after them: 32*1@4096;graph=off;tail=full.
+    Attributes are page, tail, scatter, prefix_share, moe, sampling and graph."""
 
 
 class Slo(Strict):
@@ -266,7 +267,7 @@ class Regime(Strict):
     when: When | None = None
     """For changes that can be switched per step: ranges instead of trace classes."""
     points: tuple[ShapeText, ...] = ()
-    """Kernel and step cells that this regime needs; every one must be measured."""
+    """Kernel and step cells that this regime needs; every one must be measured. A point with attributes is a step's."""
     require: tuple[Clause, ...] = Field(min_length=1)
     """All of them must pass."""
 
