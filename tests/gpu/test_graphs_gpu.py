@@ -191,7 +191,8 @@ def test_a_step_trial_replays_and_its_phases_close(point: str) -> None:
     assert finished.status is Status.OK, finished.message
     taken = {item.metric: item.value for item in finished.measurements}
     assert 0.9 < taken["closure"] <= 1.0
-    assert taken["phase_device.forward"] > 0 == taken["phase_device.attention"]
+    assert taken["phase_device.forward"] > 0
+    assert "phase_device.attention" not in taken
     assert taken["eager_step_time"] > 0 < taken["overlapped_step_time"]
     traced = trial.trace()
     assert traced.facts["graph"] == "graph"

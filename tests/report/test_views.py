@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from kbench.report.estimates import Estimates
+from kbench.report.grids import Grid
+from kbench.report.launch_grid import cost_grid, launch_grid
 from kbench.report.views import kernel_view, step_view, timeline_view, workload_view
 from kbench.suite.schema import Suite
 from kbench.timeline import analyse
@@ -109,6 +111,31 @@ def test_step_keys_are_the_contract(suite: Suite) -> None:
     fall = view["waterfalls"][0]
     total = fall["baseline_us"] + fall["residual_us"] + sum(term["delta_us"] or 0 for term in fall["terms"])
     assert total == pytest.approx(fall["candidate_us"])
+
+
+def test_a_step_shows_how_it_was_launched_and_a_cost_grid_its_error(suite: Suite) -> None:
+    costs = "step/costs/tiny/grid"
+    rows = [{"variant": OLD, "point": f"{n}*1@{kv}", "wall_ns": 1e6 + 2e4 * n + 3 * n * kv, "session": 0}
+            for n in (1, 2, 4, 8, 16) for kv in (64, 256, 1_024)]  # fmt: skip
+    bench = full_bench()
+    facts = {"graph": "padded", "graph_reason": "", "padded_tokens": 3}
+    for session in range(6):
+        bench.ended(STEP, OLD, "ok", session, facts=facts)
+    bench.ended(costs, OLD, "ok", 0, facts={"rows": rows}).ended(costs, NEW, "ok", 0, facts={"rows": rows[:2]})
+    view = step_view(suite, [bench.run()])
+    strict(view)
+    assert view["cases"][0] | facts == view["cases"][0]
+    own, other = view["costs"]
+    assert (own["variant"], own["points"]) == (OLD, 15)
+    assert 0 <= own["inside_median_error"] <= own["worst_error"] < 0.05
+    assert (other["points"], other["median_error"]) == (2, None)
+    text = render(launch_grid({"cases": [{**view["cases"][0], "overlapped_us": 90.0}]}))
+    assert "padded" in text and "90.0" in text
+    assert "15" in render(cost_grid(view))
+
+
+def render(grid: Grid) -> str:
+    return " ".join(" ".join(str(cell) for cell in row) for row in grid.rows)
 
 
 def test_closure_is_null_only_where_the_status_is_not_ok(suite: Suite) -> None:

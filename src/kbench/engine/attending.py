@@ -90,6 +90,10 @@ class Attending:
         return self._decode.implementation, self._prefill.implementation
 
     @property
+    def converts(self) -> bool:
+        return self._decode.converts or self._prefill.converts
+
+    @property
     def graph_support(self) -> tuple[GraphSupport, GraphSupport]:
         """Of decode and prefill."""
         return self._decode.graph, self._prefill.graph

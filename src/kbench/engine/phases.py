@@ -29,6 +29,10 @@ PHASES = (
     "bookkeeping",
 )
 
+INSIDE_FORWARD = frozenset({"convert", "kv_write", "attention"})
+"""Phases that interrupt the forward pass where kernels are launched one by one. A replayed step has none of them: its
+forward phase is the replay."""
+
 
 class Phases(Protocol):
     """What the engine asks of a clock: a context manager a phase, which may be entered several times a step."""

@@ -100,6 +100,11 @@ class Runner:
         return self._attending.implementations
 
     @property
+    def converts(self) -> bool:
+        """Whether either of them reads the cache in another layout than the pool's."""
+        return self._attending.converts
+
+    @property
     def poison_outputs(self) -> bool:
         """Fill attention outputs with NaN before every call; costs time, so off while steps are timed."""
         return self._attending.poison

@@ -17,14 +17,14 @@ from typing import Any
 from kbench.catalog import Case, implementation
 from kbench.catalog.lengths import tailed
 from kbench.engine.arms import arm_shape, attention_queries
-from kbench.engine.phases import PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
+from kbench.engine.phases import INSIDE_FORWARD, PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
 from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Runner
 from kbench.errors import MeasurementError
 from kbench.kernels.registry import is_plugin
 from kbench.measure.clean_step import clean_step
 from kbench.measure.exec_batch import BatchState, KeptWeights, open_runner
-from kbench.measure.exec_correct import Judge, Judgement
+from kbench.measure.exec_correct import DRAWS, Judge, Judgement
 from kbench.measure.exec_observe import observe, observed_name
 from kbench.measure.exec_trial import failure, guarded, one_line
 from kbench.measure.step_modes import other_ways
@@ -76,7 +76,8 @@ class StepTrial:
         runner, state = self._open()
         state.check_plan()
         state.restore()
-        self._judge = Judge(runner, lambda: self._repeat(self._null))
+        # The draws are the same in every session; the first one takes all of them.
+        self._judge = Judge(runner, lambda: self._repeat(self._null), DRAWS if self._thorough else DRAWS // 2)
         runner.poison_outputs = True
         first_ns = self._timed_step()
         judgement = self._judge.judge(runner.last_logits)
@@ -177,7 +178,9 @@ class StepTrial:
         judgement = self._judge.judge(self._runner.last_logits)
         host, walls, clean = self._phased(PhaseClock())
         closures = [sum(stamps.values()) / wall for stamps, wall in zip(host, walls, strict=True)]
-        phases = {name: median([stamps.get(name, 0) for stamps in host]) / 1e3 for name in PHASES}
+        replayed = self._runner.last_step.mode != "eager"
+        names = [name for name in PHASES if not (replayed and name in INSIDE_FORWARD)]
+        phases = {name: median([stamps.get(name, 0) for stamps in host]) / 1e3 for name in names}
         taken = [Measurement(f"phase.{name}", "us", value) for name, value in phases.items()]
         taken += [
             Measurement("phased_wall", "us", median(walls) / 1e3),
@@ -185,13 +188,14 @@ class StepTrial:
             Measurement("perturbation", "ratio", median(walls) / median(clean) - 1),
             Measurement("metadata_time", "us", phases["metadata"] + phases["h2d"]),
         ]
-        conversion = phases["convert"]
+        conversion = phases.get("convert", 0.0)
         if self._device == "cuda":
             device = self._phased(DevicePhaseClock())[0]
-            spans = {name: median([stamps.get(name, 0) for stamps in device]) / 1e3 for name in PHASES}
+            spans = {name: median([stamps.get(name, 0) for stamps in device]) / 1e3 for name in names}
             taken += [Measurement(f"phase_device.{name}", "us", us, clock="event") for name, us in spans.items()]
-            conversion = max(conversion, spans["convert"])
-        taken.append(Measurement("conversion_time", "us", conversion))
+            conversion = max(conversion, spans.get("convert", 0.0))
+        if not (replayed and self._runner.converts):  # inside a replay a conversion has no time of its own
+            taken.append(Measurement("conversion_time", "us", conversion))
         if self._thorough:
             taken += other_ways(self._runner, self._state, self._timed_step)
         facts = {
@@ -226,14 +230,17 @@ class StepTrial:
         if reasons:
             return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
         runner, state = self._open()
+        state.restore()
+        state.step(self._null)
+        launched = runner.last_step
         seen = observe(runner, state.restore, state.step)
         observed = {
             phase: observed_name(runner.selection[phase].resolved, f"attention.{phase}", loaded, seen)
             for phase, loaded in zip(("decode", "prefill"), runner.attention, strict=True)
         }
         facts = {
-            "graph": runner.last_step.mode,
-            "graph_reason": runner.last_step.reason,
+            "graph": launched.mode,
+            "graph_reason": launched.reason,
             "selection": self._selection(observed),
             "fingerprint": {f"attention.{phase}": seen.names(f"attention.{phase}") for phase in observed},
             "kernels": [name for name, _ in seen.kernels.most_common(16)],

@@ -28,6 +28,7 @@ from kbench.report.grids import (
     waterfall_grids,
     workload_grid,
 )
+from kbench.report.launch_grid import cost_grid, launch_grid
 from kbench.report.text import MISSING, clean, count, joined, number
 from kbench.report.verdicts import (
     Boundaries,
@@ -76,6 +77,8 @@ def report_markdown(
         step_grid(step),
         selection_grid(step),
         phase_grid(step),
+        launch_grid(step),
+        cost_grid(step),
         *waterfall_grids(step),
         workload_grid(workload),
         request_grid(workload),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kbench.decide.results import Decision
 from kbench.report import gate_view, grids
 from kbench.report.grids import Grid
+from kbench.report.launch_grid import cost_grid, launch_grid
 from kbench.report.summary_grid import summary_grid
 from kbench.report.text import clean
 from kbench.report.verdicts import Boundaries, boundary_grid, clause_grid, verdict_grid
@@ -77,7 +78,7 @@ def kernel_table(view: Document) -> Tables:
 
 def step_table(view: Document) -> Tables:
     own = (grids.step_grid(view), grids.selection_grid(view), grids.phase_grid(view))
-    return Tables((*own, *grids.waterfall_grids(view)))
+    return Tables((*own, launch_grid(view), cost_grid(view), *grids.waterfall_grids(view)))
 
 
 def gate_table(document: Document) -> Tables:

@@ -19,6 +19,7 @@ from kbench.protocol import Status
 from kbench.record import RunRecord, Trial
 from kbench.report.documents import Document, finite, trials_of
 from kbench.report.estimates import Estimate, Estimates
+from kbench.report.launch_grid import cost_view
 from kbench.report.workload_view import workload_view
 from kbench.suite.schema import Suite
 from kbench.suite.shapes import Recorded
@@ -189,6 +190,12 @@ def step_view(suite: Suite | None, runs: Sequence[RunRecord]) -> Document:
                 "closure": closure,
                 "conversion_us": cell.value("conversion_time"),
                 "metadata_us": cell.value("metadata_time"),
+                "graph": cell.fact("graph"),
+                "graph_reason": cell.fact("graph_reason"),
+                "padded_tokens": cell.fact("padded_tokens"),
+                "overlapped_us": cell.value("overlapped_step_time"),
+                "eager_us": cell.value("eager_step_time"),
+                "padding_us": cell.value("padding_time"),
                 "launches": cell.fact("launches"),
                 "perturbation": cell.fact("perturbation"),
                 "selection": cell.fact("selection"),
@@ -196,7 +203,7 @@ def step_view(suite: Suite | None, runs: Sequence[RunRecord]) -> Document:
             }
         )
     falls = waterfalls(suite, Evidence.of(runs, void_codes=suite.rule.void_codes)) if suite is not None else []
-    return {"cases": cases, "waterfalls": finite(falls)}
+    return {"cases": cases, "waterfalls": finite(falls), "costs": cost_view(runs)}
 
 
 def timeline_view(suite: Suite | None, runs: Sequence[RunRecord]) -> Document:
