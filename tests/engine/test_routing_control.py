@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -24,13 +25,13 @@ torch.set_num_threads(1)
 KINDS: list[RoutingKind] = ["balanced", "zipf", "hot", "empty"]
 
 
-def make_engine(preset: str = "tiny-moe", budget: int = 64) -> Engine:
+def make_engine(preset: str = "tiny-moe", budget: int = 64, graph: Literal["eager", "graph"] = "eager") -> Engine:
     arm = Arm(
         name="arm",
         model=ModelSettings(preset=preset),
-        engine=EngineSettings(kv_tokens=2_048, max_batched_tokens=budget),
-        prefill="reference",
-        decode="reference",
+        engine=EngineSettings(kv_tokens=2_048, max_batched_tokens=budget, graph=graph),
+        prefill="sdpa" if preset == "tiny-moe" else "reference",
+        decode="sdpa-gather" if preset == "tiny-moe" else "reference",
         page_size=16,
         layout="NHD",
         seed=1,
@@ -130,6 +131,19 @@ def test_declared_tokens_depend_on_the_declaration_and_return_when_it_ends() -> 
     control_routing(engine.runner, None, seed=1)
     engine.reset()
     assert engine.generate(prompts, 12) == free
+
+
+@pytest.mark.parametrize("kind", ["zipf", "hot"])
+def test_a_padded_step_visits_the_same_experts(kind: RoutingKind) -> None:
+    """Decodes are replayed with their declared experts; a batch with prompts is launched, and says why."""
+    plain, padded = make_engine(), make_engine(graph="graph")
+    outputs = []
+    for engine in (plain, padded):
+        control_routing(engine.runner, RoutingControl(kind), seed=1)
+        outputs.append(engine.generate([[(3 * index + start) % 512 for index in range(20)] for start in range(3)], 12))
+    assert outputs[0] == outputs[1]
+    assert (padded.runner.last_step.mode, padded.runner.last_step.padded_tokens) == ("padded", 1)
+    assert any("overruled" in reason for _, reason in padded.runner.steps)
 
 
 @pytest.mark.parametrize("normalised", [True, False])

@@ -53,8 +53,8 @@ class DeclaredRouting:
 def control_routing(runner: Runner, control: RoutingControl | None, *, seed: int, root: Path = Path()) -> None:
     """Let tokens visit experts as declared from the next step on; None gives the choice back to the routers.
 
-    A recorded file is relative to `root`. Captured graphs hold the routing that they were captured with: declare it
-    first. UsageError: a model without experts, or a load that its tokens cannot have.
+    A recorded file is relative to `root`. Captured graphs hold the routing that they were captured with; a new one is
+    captured again. UsageError: a model without experts, or a load that its tokens cannot have.
     """
     shape = runner.shape
     if control is None:

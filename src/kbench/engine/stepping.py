@@ -27,6 +27,7 @@ from kbench.engine.metadata import MetadataBuilder, Prepared
 from kbench.engine.model import Decoder, Routing
 from kbench.engine.phases import NullClock, Phases
 from kbench.engine.requests import Sampling, TokenContent
+from kbench.engine.routing_control import DeclaredRouting
 from kbench.engine.sampler import Ask, noise_state, sample
 
 
@@ -104,7 +105,8 @@ class Stepper:
             return "the arm wants eager launches"
         if self.eager:
             return self.eager
-        if self.routing is not None:
+        if self.routing is not None and (step.prefills or not isinstance(self.routing, DeclaredRouting)):
+            # A declared one goes by the row, and only decodes keep theirs when a step is padded.
             return "the experts' routing is overruled"
         queries = [item.query_tokens for item in step.prefills]
         return ladder.pad(self.builder.size_of(step), queries, exact=self.exact)
@@ -172,7 +174,7 @@ class Stepper:
     def _key(self, size: StepSize, drawn: bool) -> Hashable:
         """What a captured graph depends on, besides buffers that stay where they are."""
         self._make_room(size.logit_rows)
-        return (size, drawn, self._attending.poison, *map(id, self._attending.implementations))
+        return (size, drawn, self._attending.poison, self.routing, *map(id, self._attending.implementations))
 
     def _ready(self, size: StepSize, drawn: bool) -> str:
         """Have a graph for the inputs that lie on the device; why there is none, or an empty string."""
