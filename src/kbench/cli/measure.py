@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kbench.cli import common, outputs
-from kbench.errors import ExitCode, UsageError
+from kbench.errors import ExitCode, MeasurementError, UsageError
 
 if TYPE_CHECKING:
     from kbench.plan import Plan
@@ -56,10 +56,19 @@ def timeline(
     source: Annotated[Path, typer.Argument(metavar="SUITE|TRACE", help="Suite, or a Chrome trace (.json, .json.gz).")],
     as_json: common.Json = False,
     min_share: Annotated[
-        float | None, typer.Option("--min-share", help="Exit 1 where attention's share of the step is below this.")
+        float | None, typer.Option("--min-share", help="Exit 1 where the class's share of the step is below this.")
     ] = None,
+    work_class: Annotated[
+        str, typer.Option("--class", help="The class of work that --min-share and --expected-saving are about.")
+    ] = "attention",
     expected_saving: Annotated[
-        float | None, typer.Option("--expected-saving", help="Share of attention's time that is hoped for (traces).")
+        float | None, typer.Option("--expected-saving", help="Share of the class's time that is hoped for.")
+    ] = None,
+    classes: Annotated[
+        Path | None, typer.Option("--classes", help="TOML file with a table [classes] of NAME = PATTERN, tried first.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", help="Write the trace with kbench's tracks, for ui.perfetto.dev.")
     ] = None,
     out: common.Out = common.RESULTS,
     device: common.Device = "auto",
@@ -73,22 +82,42 @@ def timeline(
 ) -> None:
     """Say where a step's time goes: is the kernel worth the work at all?"""
     from kbench.report import tables, views
+    from kbench.timeline import describe, export, read_patterns, study
 
-    if source.name.endswith((".json", ".json.gz")):
-        from kbench.timeline import analyse
-
-        document = analyse(source, expected_saving=expected_saving)
-    else:
+    if min_share is not None and not 0 <= min_share <= 1:
+        raise UsageError(f"--min-share is {min_share}, not a share", remedy="from 0 to 1")
+    own = read_patterns(classes) if classes is not None else None
+    trace: Path | None = source
+    if not source.name.endswith((".json", ".json.gz")):
         plan = common.load_plan(source, seed, traces, costs)
         if dry_run:
             return show_plan(plan, out, as_json)
         records = measured(plan, ("timeline",), out, device, resume, None, exploratory, "")
+        trace = _recorded_trace(records)
+        if expected_saving is None:
+            expected_saving = plan.loaded.suite.claim.expected_saving
+    if trace is None:  # nothing was recorded: the view says why
         document = views.timeline_view(plan.loaded.suite, records)
+    else:
+        found = study(trace, own)
+        document = describe(found, own, expected_saving=expected_saving, saved_class=work_class)
+        if output is not None:
+            export(found, output)
     show(document, as_json, tables.timeline_table)
-    share = float(document["classes"].get("attention", {}).get("share", 0.0))
+    if trace is None and output is not None:
+        raise MeasurementError("no trace was recorded that could be written", where=str(output))
+    share = float(document["classes"].get(work_class, {}).get("share", 0.0))
     if min_share is not None and share < min_share:
-        typer.echo(f"kbench: attention takes {share:.1%} of the step, less than {min_share:.1%}", err=True)
+        typer.echo(f"kbench: {work_class} takes {share:.1%} of the step, less than {min_share:.1%}", err=True)
         raise typer.Exit(int(ExitCode.DISABLE))
+
+
+def _recorded_trace(records: list[RunRecord]) -> Path | None:
+    """The newest trace that a run of the suite kept."""
+    from kbench.run.traced import TRACE_FILE
+
+    found = [record.path / TRACE_FILE for record in records if (record.path / TRACE_FILE).exists()]
+    return found[-1] if found else None
 
 
 GateOption = Annotated[

@@ -231,7 +231,8 @@ def timeline_grid(document: Row) -> Grid:
     notes = [
         f"step {duration(document.get('step_us'))}, n = {count(int(document.get('steps') or 0), 'step')}, "
         f"{clean(document.get('centre') or 'their mean')}; "
-        f"closure {percent(document.get('closure'))} of wall time known by name; "
+        f"closure {percent(document.get('closure'))} of wall time known by name, "
+        f"{percent(document.get('named_share'))} of the work's; "
         f"limit: {clean(document.get('limit') or 'unknown')}"
     ]
     if document.get("largest_saving_us") is not None:
@@ -248,12 +249,13 @@ def timeline_grid(document: Row) -> Grid:
 
 def timeline_points_grid(document: Row) -> Grid:
     """One row a point; a trace that failed has one, too."""
+    saved = document.get("saved_class") or "attention"
     rows = [
         (
             clean(item["point"]) or "(unnamed)",
             duration(item["step_us"]),
             count(int(item["steps"]), "step"),
-            percent(item["classes"].get("attention", {}).get("share")),
+            percent(item["classes"].get(saved, {}).get("share")),
             clean(item["limit"]),
             duration(item.get("largest_saving_us")),
             percent(item["closure"]),
@@ -261,7 +263,7 @@ def timeline_points_grid(document: Row) -> Grid:
         for item in document.get("points", ())
     ]
     rows += [(clean(item["case"]), _status(item), *(MISSING,) * 5) for item in document.get("failures", ())]
-    columns = ("point", "step", "n", "attention", "limit", "largest saving", "closure")
+    columns = ("point", "step", "n", clean(saved), "limit", "largest saving", "closure")
     return Grid("Timeline, by point", columns, tuple(rows))
 
 

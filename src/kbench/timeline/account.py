@@ -18,6 +18,7 @@ from kbench.timeline.steps import Segmentation
 
 SCHEMA = "kbench.timeline/1"
 CLOSURE_TOLERANCE = 0.02
+NAMED_LEAST = 0.95
 _TOP_NAMES = 12
 
 
@@ -57,6 +58,11 @@ class Account:
         """What is known by name, over the wall time."""
         known = self.busy_us - self.classes.get("other", 0.0) + sum(self.gaps.values()) - self.gaps.get("unknown", 0.0)
         return known / self.wall_us
+
+    @property
+    def named_share(self) -> float:
+        """The share of the work's time, gaps left out, whose class is known."""
+        return 1.0 - self.classes.get("other", 0.0) / self.busy_us if self.busy_us else 1.0
 
 
 def document(
@@ -140,6 +146,7 @@ def _account(account: Account, names: Sequence[str], limits: Limits, saving: Sav
         "gaps": {cause: _r(account.gaps.get(cause, 0.0) / n) for cause in GAPS},
         "phases": {name: _r(value / n) for name, value in account.phases.items()},
         "closure": account.closure,
+        "named_share": account.named_share,
         "limit": limits.name,
         "limits": {name: _r(value / n) for name, value in limits.us.items()},
         "limit_basis": limits.basis,
@@ -165,6 +172,13 @@ def _warnings(steps: Segmentation, accounts: list[Account], total: Account, left
     found = []
     if left_out:
         found.append("the first step waited while the profiler started: it is in no share, only in per_step")
+    if steps.idle:
+        found.append(f"{steps.idle} long waits between steps are in no step: the engine had nothing to do")
+    if total.named_share < NAMED_LEAST:
+        found.append(
+            f"{total.named_share:.1%} of the work's time has a class, less than {NAMED_LEAST:.0%}: "
+            "add patterns for the names under top (--classes)"
+        )
     if abs(total.closure - 1.0) > CLOSURE_TOLERANCE:
         found.append(
             f"{total.closure:.1%} of the step is known by name, outside 98 to 102 %: "

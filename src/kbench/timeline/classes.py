@@ -51,7 +51,10 @@ HOST = "host"
 """Operators that only make a view or reserve memory: they compute nothing, so their time is the host's."""
 
 _COLLECTIVE = r"nccl|rccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device|multimem|deep_?ep"
-_KV_WRITE = r"reshape_and_cache|store_(kv_?)?cache|concat_and_cache|append_paged_kv|set_kv_buffer|write_kv|kv_write"
+_KV_WRITE = (
+    r"reshape_and_cache|store_(kv_?)?cache|concat_and_cache|append_paged_kv|set_kv_buffer|write_kv|kv_write|"
+    r"kv_cache_update"
+)
 _METADATA = r"prepare_varlen|scheduler_metadata|slot_mapping|get_mla_metadata|kv_indices|_metadata|prepare_(pos|inputs)"
 _CONVERSION = r"relayout|repack|layout_?convert|convert_(layout|kv|cache)|cp_gather|gather_(cache|kv|pages)|transpose"
 _ATTENTION = (
@@ -73,7 +76,7 @@ _KERNELS = (
     ("attention", _ATTENTION),
     ("sampling", _SAMPLING),
     ("gemm", _GEMM),
-    ("norm_rope_activation", r"rms_?norm|layer_?norm|_norm|rope|rotary|silu|gelu|swiglu|act_and_mul"),
+    ("norm_rope_activation", r"rms_?norm|layer_?norm|_norm|rope|rotary|silu|gelu|swiglu|act_and_mul|quant"),
     ("conversion", _CONVERSION),
 )
 """Kernel names that say what they do by themselves."""

@@ -65,6 +65,8 @@ class ChromeTrace:
     waits: tuple[Span, ...]
     """Calls that make a stream wait for an event of another."""
     device_events: tuple[DeviceEvent, ...]
+    origin_us: float = 0.0
+    """What the file's clock showed at the first event."""
 
 
 def read_trace(source: Path | str | Mapping[str, Any]) -> ChromeTrace:
@@ -74,8 +76,13 @@ def read_trace(source: Path | str | Mapping[str, Any]) -> ChromeTrace:
     """
     if isinstance(source, Mapping):
         return _build(source, "trace")
+    return _build(read_document(source), str(source))
+
+
+def read_document(source: Path | str) -> Any:
+    """The JSON of a trace file, unchecked. UsageError: no file, not JSON, or cut off."""
     path = Path(source)
-    return _build(_parse(_bytes_of(path), str(path)), str(path))
+    return _parse(_bytes_of(path), str(path))
 
 
 def _bytes_of(path: Path) -> bytes:
@@ -145,6 +152,7 @@ def _build(document: Any, where: str) -> ChromeTrace:
         calls=calls,
         waits=tuple(sorted(waits, key=_order)),
         device_events=tuple(sorted(device_events, key=lambda event: (event.begin_us, event.end_us))),
+        origin_us=origin,
     )
 
 

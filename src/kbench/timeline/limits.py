@@ -21,7 +21,7 @@ RIDGE_QUERY = {"cuda": 50, "cpu": 4}
 """Query tokens a sequence from which attention is: the same over four query heads a KV head (assumed)."""
 
 _MEMORY_NAMES = re.compile(r"gemv|split_?k|decode|paged|split_?kv|::mv$|addmv", re.IGNORECASE)
-_VLLM_BATCH = re.compile(r"context_\d+\((?P<context>\d+)\).*generation_\d+\((?P<generation>\d+)\)")
+_VLLM_BATCH = re.compile(r"^prefill \d+ \((?P<context>\d+)\), decode \d+ \((?P<generation>\d+)\)$")
 
 
 class Accounted(Protocol):

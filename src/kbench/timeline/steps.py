@@ -6,6 +6,7 @@ It knows no class of work.
 
 from __future__ import annotations
 
+import math
 import re
 from bisect import bisect_right
 from collections import defaultdict
@@ -35,14 +36,16 @@ class Segmentation:
     how: str
     thread: tuple[str, str] | None
     """The host thread of the steps; None where nothing names one."""
+    idle: int = 0
+    """Waits between two steps that were so long that nobody can have asked for anything: they are in no step."""
     repeats: bool = False
     """Whether steps of one label are the same step again, as kbench's own are; another engine's steps are not."""
 
 
 _SPANS = (
     ("kbench.step", re.compile(r"^kbench\.step\s*(?P<label>.*)$"), True),
-    ("gpu_model_runner: forward", re.compile(r"^gpu_model_runner: forward(?P<label>)$"), False),
     ("execute_context", re.compile(r"^(?P<label>execute_(new_)?context_\d+.*)$"), False),
+    ("gpu_model_runner: forward", re.compile(r"^gpu_model_runner: forward(?P<label>)$"), False),
     ("SGLang step", re.compile(r"^(?P<label>step(\[|_| )(?!fn|func).*)$", re.IGNORECASE), False),
     ("ProfilerStep", re.compile(r"^ProfilerStep\s*\#?(?P<label>)\d*$"), True),
 )
@@ -50,6 +53,12 @@ _SPANS = (
 
 _CLUSTER_FACTOR = 20.0
 _CLUSTER_LEAST_US = 50.0
+_IDLE_FACTOR = 20.0
+_IDLE_LEAST_US = 20_000.0
+"""A wait between two steps of 20 times the median wait, and of 20 ms, is an engine without requests."""
+_BATCH = re.compile(r"context_(\d+)\((\d+)\).*generation_(\d+)\((\d+)\)")
+"""How vLLM names a step: requests and their query tokens, of prompts and of decodes."""
+_NO_BATCH = re.compile(r"context_0\(0\).*generation_0\(0\)")
 
 
 def find_steps(trace: ChromeTrace, device: Sequence[DeviceEvent]) -> Segmentation:
@@ -59,28 +68,38 @@ def find_steps(trace: ChromeTrace, device: Sequence[DeviceEvent]) -> Segmentatio
     step's first kernel: sampling, bookkeeping and the wait for the host belong to the step.
     """
     for name, pattern, whole in _SPANS:
-        spans = _outermost([span for span in trace.annotations if pattern.match(span.name)])
+        spans = _outermost([span for span in trace.annotations if _is_step(pattern, span)])
         if not spans:
             continue
         labels = [_label(pattern, span) for span in spans]
         thread = spans[0].thread
         repeats = name == "kbench.step"
         if not device:
-            return Segmentation(_host_windows(spans, labels), f"span {name}", thread, repeats)
+            if whole:
+                return Segmentation(_host_windows(spans, labels), f"span {name}", thread, repeats=repeats)
+            windows, idle = _host_periods(trace, spans, labels)
+            return Segmentation(windows, f"begin to begin of span {name}", thread, idle)
         launched = _launched(trace, spans, device)
         if whole and (windows := _whole_windows(spans, labels, launched)):
-            return Segmentation(windows, f"span {name}", thread, repeats)
-        if windows := _periods(spans, labels, launched):
-            return Segmentation(windows, f"first kernel to first kernel of span {name}", thread, repeats)
+            return Segmentation(windows, f"span {name}", thread, repeats=repeats)
+        windows, idle = _periods(device, labels, launched)
+        if windows:
+            return Segmentation(windows, f"first kernel to first kernel of span {name}", thread, idle, repeats)
         return Segmentation(
-            _host_windows(spans, labels), f"span {name}, no kernel launched in it was found", thread, repeats
+            _host_windows(spans, labels), f"span {name}, no kernel launched in it was found", thread, repeats=repeats
         )
     return _clusters(trace, device)
 
 
+def _is_step(pattern: re.Pattern[str], span: Span) -> bool:
+    return pattern.match(span.name) is not None and not _NO_BATCH.search(span.name)
+
+
 def _label(pattern: re.Pattern[str], span: Span) -> str:
     match = pattern.match(span.name)
-    return match["label"].strip() if match else ""
+    label = match["label"].strip() if match else ""
+    batch = _BATCH.search(label)
+    return f"prefill {batch[1]} ({batch[2]}), decode {batch[3]} ({batch[4]})" if batch else label
 
 
 def _outermost(spans: list[Span]) -> list[Span]:
@@ -136,18 +155,46 @@ def _whole_windows(
 
 
 def _periods(
-    spans: list[Span], labels: list[str], launched: list[tuple[float, float] | None]
-) -> tuple[StepWindow, ...]:
+    device: Sequence[DeviceEvent], labels: list[str], launched: list[tuple[float, float] | None]
+) -> tuple[tuple[StepWindow, ...], int]:
     """From a step's first kernel to the next step's; the last step ends with its own last kernel."""
     known = [(work, label) for work, label in zip(launched, labels, strict=True) if work is not None]
-    if not known:
-        return ()
-    windows = []
-    for index, (work, label) in enumerate(known):
-        end_us = known[index + 1][0][0] if index + 1 < len(known) else work[1]
-        windows.append(StepWindow(work[0], end_us, label))
-    # The last period lacks what follows its forward pass: leave it out where there are others.
-    return tuple(window for window in (windows[:-1] if len(windows) > 1 else windows) if window.wall_us > 0)
+    work = [(event.begin_us, event.end_us) for event in device]
+    return _until_the_next([begin for (begin, _), _ in known], [label for _, label in known], work)
+
+
+def _host_periods(trace: ChromeTrace, spans: list[Span], labels: list[str]) -> tuple[tuple[StepWindow, ...], int]:
+    """From a forward pass to the next one: sampling and bookkeeping follow it, and belong to the step."""
+    work = [(span.begin_us, span.end_us) for span in (*trace.ops, *spans) if span.thread == spans[0].thread]
+    return _until_the_next([span.begin_us for span in spans], labels, work)
+
+
+def _until_the_next(
+    begins: list[float], labels: list[str], work: list[tuple[float, float]]
+) -> tuple[tuple[StepWindow, ...], int]:
+    """(steps, idle waits). A step lasts until the next one begins, or until its last work where the engine was idle."""
+    merged = _union(work)
+    starts = [begin for begin, _ in merged]
+    lasts = [
+        _last_end(merged, starts, begin, until) for begin, until in zip(begins, [*begins[1:], math.inf], strict=True)
+    ]
+    waits = [after - last for last, after in zip(lasts, begins[1:], strict=False)]
+    limit = max(_IDLE_LEAST_US, _IDLE_FACTOR * sorted(waits)[len(waits) // 2]) if waits else math.inf
+    idle = [wait > limit for wait in waits]
+    ends = [last if gone else after for last, after, gone in zip(lasts, begins[1:], idle, strict=False)]
+    windows = [StepWindow(begin, end, label) for begin, end, label in zip(begins, ends, labels, strict=False)]
+    if not windows and begins:  # of a single step nothing says how long it lasts but its own work
+        windows = [StepWindow(begins[0], lasts[0], labels[0])]
+    # Else the last one is left out: what follows its forward pass may not have been recorded.
+    return tuple(window for window in windows if window.wall_us > 0), sum(idle)
+
+
+def _last_end(merged: list[tuple[float, float]], starts: list[float], begin_us: float, until_us: float) -> float:
+    """When the last work that began before `until_us` ended."""
+    index = bisect_right(starts, until_us) - 1
+    while index > 0 and starts[index] >= until_us:
+        index -= 1
+    return max(begin_us, min(merged[index][1], until_us)) if index >= 0 else begin_us
 
 
 def _clusters(trace: ChromeTrace, device: Sequence[DeviceEvent]) -> Segmentation:
