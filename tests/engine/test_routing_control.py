@@ -56,7 +56,7 @@ def test_balanced_visits_differ_by_one_in_every_beginning_of_a_batch() -> None:
         assert int(counts.max() - counts.min()) <= 1
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     kind=st.sampled_from(KINDS),
     alpha=st.floats(0, 3),

@@ -242,3 +242,28 @@ def test_page_keys_chain_and_proofs_are_the_tokens() -> None:
     for token in range(8):
         longer.append(token)
     assert longer.page_proof(2) == (*range(32, 40), *range(8))
+
+
+class Noted:
+    """A phase that notes those around it; it may be entered again and again."""
+
+    def __init__(self, name: str, stack: list[str], seen: set[tuple[str, ...]]) -> None:
+        self._name, self._stack, self._seen = name, stack, seen
+
+    def __enter__(self) -> None:
+        self._stack.append(self._name)
+        self._seen.add(tuple(self._stack))
+
+    def __exit__(self, *how: object) -> None:
+        self._stack.pop()
+
+
+@pytest.mark.parametrize(("how", "copied"), [(Sampling(), False), (Sampling(temperature=0.7), True)])
+def test_the_copy_that_a_chain_works_on_is_a_phase_of_its_own(how: Sampling, copied: bool) -> None:
+    stack: list[str] = []
+    seen: set[tuple[str, ...]] = set()
+    engine = Engine(make_arm(), "cpu")
+    engine.add(prompts()[2], 2, how)
+    engine.step(lambda name: Noted(name, stack, seen))
+    assert (("sample", "logits_copy") in seen) == copied
+    assert ("logits_copy",) in seen  # the tokens' way to the host

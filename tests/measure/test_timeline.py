@@ -7,11 +7,13 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
 import torch
 
 from kbench.measure.timeline import PHASE_MARK, STEP_MARK, record_timeline
 from kbench.protocol import Status
 from kbench.suite.schema import Arm, EngineSettings, ModelSettings
+from kbench.timeline import analyse
 
 torch.set_num_threads(1)
 
@@ -49,6 +51,21 @@ def test_steps_and_phases_are_marked_and_hold_the_operators(tmp_path: Path) -> N
     ]
     assert "aten::scaled_dot_product_attention" in inside
     assert "aten::linear" in inside
+
+
+@pytest.mark.parametrize("graph", ["eager", "graph"])
+@pytest.mark.parametrize("preset", ["tiny", "tiny-moe"])
+def test_the_engines_own_time_has_names(tmp_path: Path, preset: str, graph: str) -> None:
+    engine = EngineSettings(kv_tokens=64, max_batched_tokens=64, graph=graph)  # type: ignore[arg-type]
+    arm = make_arm().model_copy(update={"model": ModelSettings(preset=preset), "engine": engine})
+    outcome = record_timeline(arm, "cpu", ["4*1@127", "1*40+3*1@90"], tmp_path / "t.json.gz", 1)
+    assert outcome.status is Status.OK, outcome.message
+    found = analyse(tmp_path / "t.json.gz")
+    assert [point["point"] for point in found["points"]] == ["4*1@127", "1*40+3*1@90"]
+    assert found["named_share"] >= 0.95
+    assert {"attention", "gemm", "norm_rope_activation", "sampling"} <= {
+        name for name, item in found["classes"].items() if item["us"]
+    }
 
 
 def test_what_cannot_serve_is_unsupported_and_writes_nothing(tmp_path: Path) -> None:

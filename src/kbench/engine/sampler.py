@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ FULLY_MASKED_TOKEN = 0
 
 _SHORT = 1_024
 """Where every row keeps at most so many tokens, nothing is as wide as the vocabulary but one top-k."""
+
+_NOTHING = nullcontext()
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
@@ -44,14 +47,16 @@ def plain(asks: Sequence[Ask]) -> bool:
     return all(ask.sampling.plain for ask in asks)
 
 
-def sample(logits: Tensor, asks: Sequence[Ask]) -> Tensor:
+def sample(logits: Tensor, asks: Sequence[Ask], copying: AbstractContextManager[object] = _NOTHING) -> Tensor:
     """One token a row of `[rows, vocab]` logits of any dtype, int64 `[rows]` on their device. Inputs are not changed.
 
-    Where all rows are greedy nothing is copied or widened; else the chain works on a float32 copy.
+    Where all rows are greedy nothing is copied or widened; else the chain works on a float32 copy, 4 bytes a row and
+    token of the vocabulary, which is made inside `copying`.
     """
     if plain(asks):
         return logits.argmax(dim=-1)
-    scores = logits.to(torch.float32, copy=True)
+    with copying:
+        scores = logits.to(torch.float32, copy=True)
     for row, ask in enumerate(asks):
         if ask.sampling.penalised:
             _penalise(scores[row], ask)

@@ -126,7 +126,7 @@ class Stepper:
         with phases("forward"), torch.inference_mode():
             self.logits = self._decoder.forward(inputs, self._pool, attend, phases, self.routing, sampled=self._sampled)
         with phases("sample"), torch.inference_mode():
-            tokens = self._tokens(plan, self.logits, inputs.draws)
+            tokens = self._tokens(plan, self.logits, inputs.draws, phases)
         with phases("logits_copy"):
             ticket = self._to_host(plan, tokens, replayed=False)
         with phases("bookkeeping"):
@@ -153,7 +153,7 @@ class Stepper:
                     return refusal
             tokens = graphs.run(key)
         with phases("sample"), torch.inference_mode():
-            tokens = self._pick(plan, step, size, tokens, draws is not None)
+            tokens = self._pick(plan, step, size, tokens, draws is not None, phases)
         with phases("logits_copy"):
             ticket = self._to_host(plan, tokens, replayed=True)
         self._record(StepRecord(graphs.mode, "", size.tokens - len(step.tokens)))
@@ -203,7 +203,9 @@ class Stepper:
             most = max(rows, min(self.builder.max_seqs, SEQUENCES[-1]))
             self._room = self._room.new_zeros((most, self._room.shape[1]))
 
-    def _pick(self, plan: StepPlan, step: Prepared, size: StepSize, tokens: Tensor, drawn: bool) -> Tensor:
+    def _pick(
+        self, plan: StepPlan, step: Prepared, size: StepSize, tokens: Tensor, drawn: bool, phases: Phases
+    ) -> Tensor:
         """The tokens of the rows that were asked for; those that a graph cannot choose are drawn from its logits."""
         rows = step.logit_rows
         if size.prefill.sequences or rows == list(range(len(rows))):
@@ -212,17 +214,17 @@ class Stepper:
             wanted = torch.tensor(rows, device=tokens.device)
             self.logits, tokens = self._room[wanted], tokens[wanted]
             self._sampled[: len(rows)] = tokens
-        return tokens if drawn or _greedy(plan) else self._tokens(plan, self.logits, None)
+        return tokens if drawn or _greedy(plan) else self._tokens(plan, self.logits, None, phases)
 
     # ----------------------------------------------------------------------------------------- tokens
 
-    def _tokens(self, plan: StepPlan, logits: Tensor, draws: Draws | None) -> Tensor:
+    def _tokens(self, plan: StepPlan, logits: Tensor, draws: Draws | None, phases: Phases) -> Tensor:
         """One token a row of logits, left on the device for the next step to be fed."""
         if draws is not None:
             return self._decoder.ops.draw(logits, draws, self._sampled)
         if _greedy(plan):
             return self._decoder.ops.argmax(logits, self._sampled)
-        tokens = sample(logits, _asks(plan))
+        tokens = sample(logits, _asks(plan), phases("logits_copy"))
         self._sampled[: tokens.shape[0]] = tokens
         return tokens
 
