@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kbench.catalog import parse_point
+from kbench.catalog import RoutingControl, parse_point
 from kbench.catalog.capability import GraphSupport
 from kbench.engine.arena import PartSize, StepSize
 from kbench.engine.ladder import SEQUENCES, Ladder, StepRecord
 from kbench.engine.phases import NullClock, PhaseClock
 from kbench.engine.requests import Sampling
+from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Engine, output_of
 from kbench.measure.exec_batch import BatchState, open_runner
 from kbench.suite.schema import Arm, EngineSettings, ModelSettings
@@ -180,16 +181,7 @@ def test_a_replayed_step_has_one_forward_phase_and_says_why_it_was_not_replayed(
     state.restore()
     state.step(clock)
     stamps = clock.take()
-    assert stamps.keys() == {
-        "schedule",
-        "prepare",
-        "metadata",
-        "h2d",
-        "forward",
-        "sample",
-        "logits_copy",
-        "bookkeeping",
-    }
+    assert stamps.keys() == {"schedule", "prepare", "metadata", "h2d", "forward", "bookkeeping"}
     runner.force(eager="asked for")
     state.restore()
     state.step(clock)
@@ -287,3 +279,27 @@ def test_sizes_captured_ahead_serve_an_engine_and_touch_only_the_dummy_page() ->
     assert engine.generate(prompts, 12) == expected
     assert runner.graphs.captures == 12
     assert set(runner.steps) == {("padded", ""), ("eager", "the prefill implementation captures nothing")}
+
+
+def test_declared_routing_is_captured_and_a_look_on_the_host_is_not() -> None:
+    parsed = parse_point("3*1@77")
+    logits = []
+    for graph in ("eager", "graph"):
+        runner = open_runner(make_arm(graph, model=ModelSettings(preset="tiny-moe")), "cpu", [parsed])
+        control_routing(runner, RoutingControl("balanced"), seed=1)
+        state = BatchState(runner, parsed, 3)
+        state.fill(3)
+        state.restore()
+        state.step(NullClock())
+        logits.append(runner.last_logits.clone())
+    assert (runner.last_step.mode, runner.last_step.padded_tokens) == ("padded", 1)
+    assert torch.allclose(logits[0], logits[1], rtol=1e-5, atol=1e-5)
+    runner.routing = lambda layer, chosen: chosen
+    state.restore()
+    state.step(NullClock())
+    assert runner.last_step == StepRecord("eager", "the experts' routing is overruled")
+    control_routing(runner, RoutingControl("hot"), seed=1)
+    state.restore()
+    state.step(NullClock())
+    assert runner.last_step.mode == "padded"
+    assert not torch.allclose(runner.last_logits, logits[0], rtol=1e-3)

@@ -346,3 +346,35 @@ def test_a_case_that_cannot_be_replayed_says_why() -> None:
     metrics = {item.metric for item in trial.finish().measurements}
     assert "overlapped_step_time" in metrics
     assert "eager_step_time" not in metrics
+
+
+HOST_LENGTHS = """
+from kbench.kernels.declare import implementation
+from kbench.kernels.registry import load
+
+
+@implementation("attention.decode", graph=True)
+class HostLengths:
+    def __init__(self):
+        self.inner = load("reference", "attention.decode")
+
+    def convert(self, kv):
+        return kv
+
+    def plan(self, batch, spec, kv):
+        return self.inner.plan(batch, spec, kv)
+
+    def run(self, q, kv, plan, out):
+        return self.inner.run(q, kv, plan, out)
+"""
+
+
+def test_an_implementation_that_reads_lengths_on_the_host_is_wrong_only_where_it_is_replayed(tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(HOST_LENGTHS)
+    settings = EngineSettings(kv_tokens=64, max_batched_tokens=64, graph="graph")
+    arm = make_arm(engine=settings, decode="host.py:HostLengths", root=str(tmp_path))
+    prepared = make_trial("3*1@127", arm).prepare()
+    assert prepared.status is Status.INCORRECT
+    assert "launched kernel by kernel it is right: are lengths read on the host?" in prepared.message
+    eager = make_arm(decode="host.py:HostLengths", root=str(tmp_path))
+    assert make_trial("3*1@127", eager).prepare().status is Status.OK

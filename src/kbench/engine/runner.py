@@ -281,12 +281,20 @@ def take_step(
 
     It is committed while the device computes: that needs to know how many tokens there will be, and not which.
     """
-    ticket = runner.begin(plan, phases) if plan.scheduled else None
+    if not plan.scheduled:
+        with phases("bookkeeping"):
+            runner.forget(plan.preempted)
+            return [], scheduler.commit(plan)
+    ticket = runner.begin(plan, phases)
+    if ticket.ready is None:  # nothing is in flight
+        with phases("bookkeeping"):
+            give_tokens(plan, ticket.answer)
+            finished = scheduler.commit(plan)
+            runner.forget(finished)
+        return ticket.answer, finished
     with phases("bookkeeping"):
         finished = scheduler.commit(plan)
-        runner.forget((*finished, *plan.preempted) if ticket is None else finished)
-    if ticket is None:
-        return [], finished
+        runner.forget(finished)
     tokens = runner.end(ticket, phases)
     with phases("bookkeeping"):
         give_tokens(plan, tokens)

@@ -33,12 +33,14 @@ from kbench.engine.sampler import Ask, noise_state, sample
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A step that was launched. `tokens` are on the host once it is `ready`."""
+    """A step that was launched. On CUDA `tokens` are on the host once it is `ready`; on a CPU `answer` is all there is
+    to wait for."""
 
     plan: StepPlan
     replayed: bool
     tokens: Tensor
     ready: torch.cuda.Event | None
+    answer: list[int]
 
     def places(self) -> dict[int, int]:
         """Request → index of its token, from where the step after this one may be fed on the device."""
@@ -80,17 +82,17 @@ class Stepper:
                 self.builder.forget(request.request_id)
             step = self.builder.prepare(plan, pending)
             size = self._captured_size(step, ladder)
-        done = size if isinstance(size, str) else self._replay(plan, step, size, phases)
-        if isinstance(done, Ticket):
-            return done
-        self._record(StepRecord("eager", done))
-        return self._launch(plan, step, phases)
+            if isinstance(size, str):
+                self._record(StepRecord("eager", size))
+        ticket = None if isinstance(size, str) else self._replay(plan, step, size, phases)
+        return ticket or self._launch(plan, step, phases)
 
     def end(self, ticket: Ticket, phases: Phases) -> list[int]:
         """Wait for a step; one token for each entry of `plan.sampling`, in that order."""
+        if ticket.ready is None:
+            return ticket.answer
         with phases("forward" if ticket.replayed else "logits_copy"):
-            if ticket.ready is not None:
-                ticket.ready.synchronize()
+            ticket.ready.synchronize()
         with phases("logits_copy"):
             answer: list[int] = ticket.tokens.tolist()
         return answer
@@ -129,15 +131,14 @@ class Stepper:
             tokens = self._tokens(plan, self.logits, inputs.draws, phases)
         with phases("logits_copy"):
             ticket = self._to_host(plan, tokens, replayed=False)
-        with phases("bookkeeping"):
             # Freed here, so that it is somebody's time; at the return it would be nobody's.
             del step, staged, inputs, attend, tokens
         return ticket
 
     # ----------------------------------------------------------------------------------------- replay
 
-    def _replay(self, plan: StepPlan, step: Prepared, size: StepSize, phases: Phases) -> Ticket | str:
-        """The step padded to `size`, all of it one replay; why that is impossible, where it is."""
+    def _replay(self, plan: StepPlan, step: Prepared, size: StepSize, phases: Phases) -> Ticket | None:
+        """The step padded to `size`, all of it one replay; None where that turns out to be impossible."""
         graphs, builder = self._graphs, self.builder
         assert graphs is not None
         with phases("metadata"):
@@ -150,13 +151,17 @@ class Stepper:
             if key not in graphs:
                 refusal = self._ready(size, draws is not None)
                 if refusal:
-                    return refusal
-            tokens = graphs.run(key)
-        with phases("sample"), torch.inference_mode():
-            tokens = self._pick(plan, step, size, tokens, draws is not None, phases)
-        with phases("logits_copy"):
-            ticket = self._to_host(plan, tokens, replayed=True)
-        self._record(StepRecord(graphs.mode, "", size.tokens - len(step.tokens)))
+                    self._record(StepRecord("eager", refusal))
+                    return None
+            tokens = self._pick(step, size, graphs.run(key))
+            chosen = draws is not None or _greedy(plan)
+            ticket = self._to_host(plan, tokens, replayed=True) if chosen else None
+            self._record(StepRecord(graphs.mode, "", size.tokens - len(step.tokens)))
+            del staged, tokens  # here, so that it is somebody's time
+        if ticket is None:
+            with phases("sample"), torch.inference_mode():
+                tokens = self._tokens(plan, self.logits, None, phases)
+                ticket = self._to_host(plan, tokens, replayed=True)
         return ticket
 
     def capture_ahead(self, ladder: Ladder) -> None:
@@ -174,13 +179,17 @@ class Stepper:
     def _key(self, size: StepSize, drawn: bool) -> Hashable:
         """What a captured graph depends on, besides buffers that stay where they are."""
         self._make_room(size.logit_rows)
-        return (size, drawn, self._attending.poison, self.routing, *map(id, self._attending.implementations))
+        return (size, drawn, self._attending.poison, *map(id, self._held()))
 
     def _ready(self, size: StepSize, drawn: bool) -> str:
         """Have a graph for the inputs that lie on the device; why there is none, or an empty string."""
         assert self._graphs is not None
         body = partial(self._body, self.builder.bounds(size, drawn=drawn))
-        return self._graphs.ready(self._key(size, drawn), body, self._attending.implementations, self._sampled)
+        return self._graphs.ready(self._key(size, drawn), body, self._held(), self._sampled)
+
+    def _held(self) -> tuple[object, ...]:
+        """What a captured graph has inside it, by identity."""
+        return (*self._attending.implementations, self.routing)
 
     def _body(self, inputs: StepInputs) -> Tensor:
         """Everything that a captured step launches."""
@@ -203,18 +212,17 @@ class Stepper:
             most = max(rows, min(self.builder.max_seqs, SEQUENCES[-1]))
             self._room = self._room.new_zeros((most, self._room.shape[1]))
 
-    def _pick(
-        self, plan: StepPlan, step: Prepared, size: StepSize, tokens: Tensor, drawn: bool, phases: Phases
-    ) -> Tensor:
-        """The tokens of the rows that were asked for; those that a graph cannot choose are drawn from its logits."""
+    def _pick(self, step: Prepared, size: StepSize, tokens: Tensor) -> Tensor:
+        """Tokens of the rows that were asked for, in their order; `logits` are theirs afterwards."""
         rows = step.logit_rows
         if size.prefill.sequences or rows == list(range(len(rows))):
-            self.logits, tokens = self._room[: len(rows)], tokens[: len(rows)]
-        else:  # a graph of decodes alone computes every row
-            wanted = torch.tensor(rows, device=tokens.device)
-            self.logits, tokens = self._room[wanted], tokens[wanted]
-            self._sampled[: len(rows)] = tokens
-        return tokens if drawn or _greedy(plan) else self._tokens(plan, self.logits, None, phases)
+            self.logits = self._room[: len(rows)]
+            return tokens[: len(rows)]
+        # A graph of decodes alone computes every row.
+        wanted = torch.tensor(rows, device=tokens.device)
+        self.logits = self._room[wanted]
+        self._sampled[: len(rows)] = tokens[wanted]
+        return tokens[wanted]
 
     # ----------------------------------------------------------------------------------------- tokens
 
@@ -230,11 +238,13 @@ class Stepper:
 
     def _to_host(self, plan: StepPlan, tokens: Tensor, *, replayed: bool) -> Ticket:
         self._turn ^= 1
-        host, event = self._answers[self._turn][: tokens.shape[0]], self._events[self._turn]
+        event = self._events[self._turn]
+        if event is None:
+            return Ticket(plan, replayed, tokens, None, tokens.tolist())
+        host = self._answers[self._turn][: tokens.shape[0]]
         host.copy_(tokens, non_blocking=True)
-        if event is not None:
-            event.record()
-        return Ticket(plan, replayed, host, event)
+        event.record()
+        return Ticket(plan, replayed, host, event, [])
 
 
 def _greedy(plan: StepPlan) -> bool:

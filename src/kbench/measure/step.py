@@ -17,6 +17,7 @@ from typing import Any
 from kbench.catalog import Case, implementation
 from kbench.catalog.lengths import tailed
 from kbench.engine.arms import arm_shape, attention_queries
+from kbench.engine.ladder import StepRecord
 from kbench.engine.phases import INSIDE_FORWARD, PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
 from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Runner
@@ -80,7 +81,8 @@ class StepTrial:
         self._judge = Judge(runner, lambda: self._repeat(self._null), DRAWS if self._thorough else DRAWS // 2)
         runner.poison_outputs = True
         first_ns = self._timed_step()
-        judgement = self._judge.judge(runner.last_logits)
+        launched, logits = runner.last_step, runner.last_logits.clone()
+        judgement = self._judge.judge(logits)
         facts: dict[str, Any] = {
             "point": str(self._point),
             "attributes": dict(self._attributes.pairs()),
@@ -94,7 +96,7 @@ class StepTrial:
             "correctness": {"rule": "relative L2, worst row, see measure.exec_correct", **asdict(judgement)},
         }
         if not judgement.correct:
-            return Outcome(Status.INCORRECT, judgement.problem, facts=facts)
+            return Outcome(Status.INCORRECT, judgement.problem + self._only_replayed(launched), facts=facts)
         if not judgement.discriminates:
             message = f"a step without attention differs by {judgement.null_error:.2e}, bound {judgement.bound:.2e}"
             return Outcome(Status.NON_DISCRIMINATING, message, facts=facts)
@@ -110,6 +112,18 @@ class StepTrial:
             "padded_tokens": runner.last_step.padded_tokens,
         }
         return Outcome(measurements=(Measurement("first_step", "us", first_ns / 1e3),), facts=facts)
+
+    def _only_replayed(self, launched: StepRecord) -> str:
+        """What to look for where a step is wrong as it was replayed, and right as it is launched."""
+        if launched.mode == "eager":
+            return ""
+        self._runner.force(eager="compared with its replay")
+        self._timed_step()
+        self._runner.force()
+        right = self._judge.judge(self._runner.last_logits).correct
+        return (
+            "; launched kernel by kernel it is right: are lengths read on the host? (docs/graphs.md)" if right else ""
+        )
 
     def _open(self) -> tuple[Runner, BatchState]:
         """The case's own runner and batch, its K and V filled."""

@@ -7,6 +7,7 @@ judges nothing and builds no case.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import median
 from time import perf_counter_ns
 
@@ -17,8 +18,8 @@ from kbench.protocol import Measurement
 
 _ROUNDS = (4, 30)
 _ROUNDS_NS = 200_000_000
-_OVERLAPPED_STEPS = 12
-_OVERLAPPED_RUNS = 3
+_OVERLAPPED_STEPS = 24
+_OVERLAPPED_WARMUP = 4
 
 Step = Callable[[], int]
 """One clean step from its starting state; its wall time in ns."""
@@ -70,20 +71,20 @@ def interleaved(ways: dict[str, Step]) -> dict[str, list[int]]:
 
 
 def overlapped_us(runner: Runner, state: BatchState) -> float:
-    """Wall time a step where the host begins each before it waits for the one before: the best of a few runs.
+    """Time from the end of one step to the end of the next, where the host begins each before it waits for the one
+    before: the median of a run, whose first steps are left out.
 
     Every step starts from the same state, which the host puts back in between: that is counted.
     """
-    best = float("inf")
-    for _ in range(_OVERLAPPED_RUNS):
-        state.restore()
-        runner.idle()
-        null, ticket = NullClock(), None
-        begin = perf_counter_ns()
-        for _ in range(_OVERLAPPED_STEPS):
-            state.rewind()
-            ticket = state.step_overlapped(ticket, null)
-        assert ticket is not None
-        runner.end(ticket, null)
-        best = min(best, (perf_counter_ns() - begin) / _OVERLAPPED_STEPS / 1e3)
-    return best
+    state.restore()
+    runner.idle()
+    null = NullClock()
+    ticket = state.step_overlapped(None, null)
+    ends = []
+    for _ in range(_OVERLAPPED_STEPS + _OVERLAPPED_WARMUP + 1):
+        state.rewind()
+        ticket = state.step_overlapped(ticket, null)
+        ends.append(perf_counter_ns())
+    runner.end(ticket, null)
+    periods = [after - before for before, after in pairwise(ends[_OVERLAPPED_WARMUP:])]
+    return median(periods) / 1e3
