@@ -1,6 +1,7 @@
-"""What choosing tokens takes of an engine step, over batch and context.
+r"""What choosing tokens takes of an engine step, over batch and context.
 
-    python benchmarks/sampling_share.py --out results/cpu/sampling_share.json --md results/cpu/sampling_share.md
+    python benchmarks/sampling_share.py --threads 1 --rounds 5 \
+        --out results/cpu/sampling_share.json --md results/cpu/sampling_share.md
     python benchmarks/sampling_share.py --device cuda --preset llama-3-8b --batches 1,8,32,128 \
         --out results/h200/sampling_share.json --md results/h200/sampling_share.md
 
@@ -8,6 +9,8 @@ Greedy, a draw (temperature 0.8, top-k 50, top-p 0.95) and a grammar mask (one t
 turns on the same batch, step by step in one process. The whole step is clean wall time, eager on a CPU, replayed from a
 graph on CUDA where the draw is part of it: `more than greedy` is what a way of choosing costs there. `sample` and
 `logits copy` are phases of an eager step, in device time on CUDA; shares are of the sum of that step's phases. Medians.
+
+On a shared machine take `--threads 1`: `cpus_used` below the threads of a CPU run says that others had the processor.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,7 +108,8 @@ def table(document: dict[str, Any]) -> str:
         f"# Sampling's share of a decode step: {where}, {document['device_name']}",
         "",
         f"`{document['command']}`; {document['rounds']} rounds, medians. A step is clean wall time; `sample` and",
-        "`logits copy` are phases of an eager step, shares are of the sum of its phases.",
+        "`logits copy` are phases of an eager step, shares are of the sum of its phases. "
+        f"{document['threads']} thread(s), which had {document['cpus_used']:.2f} processors on average.",
         "",
         "| batch × context | chosen by | launched | step, ms | more than greedy "
         "| sample, µs | share | logits copy, µs | share |",
@@ -139,6 +144,7 @@ def main() -> None:
     args.kept = KeptWeights()
     torch.set_num_threads(args.threads)
     rows = []
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
     for batch in args.batches:
         for context in args.contexts:
             runner, states = open_all(args, batch, context)
@@ -147,7 +153,8 @@ def main() -> None:
             del runner, states
     document = {
         "schema": "kbench.sampling_share/1",
-        "command": f"python benchmarks/sampling_share.py --device {args.device} --preset {args.preset}",
+        "command": f"python benchmarks/sampling_share.py --device {args.device} --preset {args.preset} "
+        f"--threads {args.threads} --rounds {args.rounds}",
         "preset": args.preset,
         "layers": decoder.shape.layers,
         "vocab": decoder.shape.vocab,
@@ -157,6 +164,7 @@ def main() -> None:
         "rounds": args.rounds,
         "threads": args.threads,
         "torch": torch.__version__,
+        "cpus_used": (time.process_time() - cpu_s) / (time.perf_counter() - wall_s),
         "rows": rows,
     }
     if args.out:

@@ -220,3 +220,25 @@ def test_the_shape_of_a_preset_adds_up_to_its_published_size(name: str) -> None:
     layer = attention + 3 * feed * shape.hidden * width + shape.experts * shape.hidden
     total = shape.layers * layer + shape.vocab * shape.hidden * (1 if shape.tied_embeddings else 2)
     assert total / 1e9 == pytest.approx(PARAMETERS_B[name], rel=0.003)
+
+
+def test_every_number_of_a_preset_has_a_source() -> None:
+    from dataclasses import fields
+
+    from kbench.catalog.field_sources import field_sources
+
+    plain = ("name", "foreign", "family", "source")
+    for shape in catalog.MODELS.values():
+        found = field_sources(shape)
+        for field in fields(shape):
+            if field.name not in plain and getattr(shape, field.name) != field.default:
+                assert found[field.name], (shape.name, field.name)
+        if not shape.source.startswith("kbench"):
+            repository = shape.source.split()[0].rstrip(",;")
+            assert found["layers"].startswith(f"{repository} config.json: num_hidden_layers")
+            assert set(found) >= {"layers", "hidden", "q_heads", "kv_heads", "head_dim", "intermediate", "vocab"}
+    assert field_sources(catalog.MODELS["qwen3-8b"])["qk_norm"].endswith("the architecture's code in transformers")
+    assert field_sources(catalog.MODELS["llama-3-8b"])["max_context"].startswith("kbench: ")
+    assert field_sources(catalog.MODELS["mistral-7b"])["max_context"].endswith("max_position_embeddings")
+    assert field_sources(catalog.MODELS["kimi-k2"])["intermediate"].endswith("(one source only)")
+    assert set(field_sources(catalog.MODELS["tiny"]).values()) == {"kbench"}

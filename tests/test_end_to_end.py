@@ -107,7 +107,12 @@ def test_from_a_suite_to_a_verdict(suite: Path) -> None:
         "step/step/nano-1layers/1*1@127",
         "timeline/step/nano-1layers/all",
     }
-    timeline = json.loads(kbench("timeline", "--device", "cpu", "--json", suite=suite).stdout)
+    seen = suite.parent / "seen.json"
+    timeline = json.loads(kbench("timeline", "--device", "cpu", "--json", "-o", str(seen), suite=suite).stdout)
+    assert timeline["named_share"] >= 0.95
+    titles = {event["args"]["name"] for event in json.loads(seen.read_text())["traceEvents"] if event.get("ph") == "M"
+              and event["name"] == "thread_name"}  # fmt: skip
+    assert titles >= {"steps", "phases", "classes of work", "gaps by cause"}
     assert {"classes", "gaps", "limit", "largest_saving_us"} <= timeline.keys()
     assert {"us", "share"} <= timeline["classes"]["attention"].keys()
 

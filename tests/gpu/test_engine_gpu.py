@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from kbench.catalog import Case, LayerKind, model_shape, parse_point
+from kbench.catalog import Case, LayerKind, RoutingControl, RoutingKind, model_shape, parse_point
 from kbench.engine.kv import torch_dtype
 from kbench.engine.model import Decoder
 from kbench.engine.phases import DevicePhaseClock, NullClock
 from kbench.engine.requests import Sampling
+from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Engine
 from kbench.engine.sampler import gumbel
 from kbench.engine.seeded import seeded_weights
@@ -26,6 +27,7 @@ from kbench.measure.step import StepTrial
 from kbench.measure.timeline import record_timeline
 from kbench.protocol import Status
 from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings
+from kbench.timeline import analyse, describe, export, study
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -164,3 +166,35 @@ def test_the_timeline_sees_kernels(tmp_path: Path) -> None:
     assert outcome.status is Status.OK, outcome.message
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     assert sum(event.get("cat") == "kernel" for event in events) > 30
+
+
+@pytest.mark.parametrize("kind", ["zipf", "hot", "empty"])
+def test_declared_experts_are_visited_by_captured_decodes(kind: RoutingKind) -> None:
+    """Graphs hold the declaration that they were captured with; another one is captured again."""
+    found = {}
+    for graph in ("eager", "graph"):
+        engine = EngineSettings(kv_tokens=2_048, max_batched_tokens=256, max_seqs=8, graph=graph)  # type: ignore[arg-type]
+        runner = Engine(make_arm("bfloat16", "tiny-moe", decode="triton-paged", engine=engine), "cuda")
+        for seed in (1, 2):
+            control_routing(runner.runner, RoutingControl(kind), seed=seed)
+            found[graph, seed] = runner.generate(prompts(), 16)  # four decode together: nothing is padded
+            runner.reset()
+        if graph == "graph":
+            assert runner.runner.last_step.mode == "graph", runner.runner.last_step.reason
+    assert found["graph", 1] == found["eager", 1]
+    assert found["graph", 2] == found["eager", 2]
+    assert found["graph", 1] != found["graph", 2]
+
+
+@pytest.mark.parametrize("graph", ["eager", "graph"])
+def test_the_devices_time_has_names(tmp_path: Path, graph: str) -> None:
+    engine = EngineSettings(kv_tokens=2_048, max_batched_tokens=256, graph=graph)  # type: ignore[arg-type]
+    arm = make_arm("bfloat16", "tiny-moe", decode="triton-paged", engine=engine)
+    outcome = record_timeline(arm, "cuda", ["4*1@500", "1*100"], tmp_path / "t.json.gz", 1)
+    assert outcome.status is Status.OK, outcome.message
+    found = study(tmp_path / "t.json.gz")
+    document = describe(found)
+    assert document["device"] == "cuda"
+    assert document["named_share"] >= 0.95, document["top"]
+    export(found, tmp_path / "seen.json.gz")
+    assert analyse(tmp_path / "seen.json.gz")["closure"] == document["closure"]

@@ -70,8 +70,15 @@ def _rows(topic: Topic) -> list[dict[str, Any]]:
             for found in catalog.implementations()
         ]
     if topic is Topic.MODELS:
+        from kbench.catalog.field_sources import field_sources
+
         return [
-            {**asdict(shape), "kinds": [str(kind) for kind in shape.kinds], "hosted": not shape.foreign}
+            {
+                **asdict(shape),
+                "kinds": [str(kind) for kind in shape.kinds],
+                "hosted": not shape.foreign,
+                "sources": field_sources(shape),
+            }
             for shape in catalog.MODELS.values()
         ]
     if topic is Topic.SUITES:
