@@ -11,6 +11,7 @@ import pytest
 from kbench.catalog import parse_point
 from kbench.engine.core import ExactContent, Request, Scheduled, StepPlan
 from kbench.engine.costs import CostTable, StepShape, default_grid, read_cost_rows
+from kbench.engine.sizes import captured_sequences
 from kbench.errors import EvidenceError, UsageError
 
 GRID = default_grid(512, 32, 4_096, 65_536)
@@ -147,6 +148,14 @@ def test_the_grid_spans_what_a_scheduler_can_ask_for(limits: tuple[int, ...]) ->
     assert all(point.query_tokens <= budget and point.batch <= seqs for point in points)
     if len(limits) > 3:
         assert all(point.kv_tokens <= limits[3] for point in points)
+
+
+def test_a_grid_of_captured_sizes_measures_those() -> None:
+    points = [parse_point(point) for point in default_grid(2_048, 50, 8_192, 65_536, captured_sequences(50))]
+    assert 30 <= len(points) <= 45
+    alone = {point.batch for point in points if point.query_tokens == point.batch}
+    assert alone == {1, 4, 8, 24, 50}
+    assert alone <= set(captured_sequences(50))
 
 
 @pytest.mark.parametrize("limits", [(1, 1, 1), (2, 1, 2), (1, 4, 64), (4, 2, 8), (16, 16, 4, 20)])

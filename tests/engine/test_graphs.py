@@ -9,12 +9,12 @@ import torch
 
 from kbench.catalog import RoutingControl, parse_point
 from kbench.catalog.capability import GraphSupport
-from kbench.engine.arena import PartSize, StepSize
-from kbench.engine.ladder import SEQUENCES, Ladder, StepRecord
+from kbench.engine.ladder import Ladder, StepRecord
 from kbench.engine.phases import NullClock, PhaseClock
 from kbench.engine.requests import Sampling
 from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Engine, output_of
+from kbench.engine.sizes import SEQUENCES, PartSize, StepSize
 from kbench.measure.exec_batch import BatchState, open_runner
 from kbench.suite.schema import Arm, EngineSettings, ModelSettings
 

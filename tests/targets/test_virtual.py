@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from kbench.catalog import parse_point
 from kbench.engine.core import EngineConfig
 from kbench.engine.costs import AXES, CostTable, StepShape, default_grid
 from kbench.errors import UsageError
+from kbench.suite.schema import EngineSettings
 from kbench.targets.base import STEP_COLUMNS, Arrivals, ReplayResult, planned_hits
 from kbench.targets.virtual import replay_virtual
 from kbench.traces.content import PageKeys
@@ -44,6 +47,19 @@ def test_one_request_by_hand() -> None:
     assert list(result.steps["used_tokens"]) == [64, 100, 101, 102]
     assert tuple(result.steps) == STEP_COLUMNS
     assert (result.mode, result.extrapolated_fraction) == ("virtual", 0.0)
+
+
+def test_decodes_of_an_engine_with_graphs_cost_what_the_captured_size_does() -> None:
+    rows = [root(0, 0, 10, 4) for _ in range(3)]
+    plain = replay_virtual(trace(*rows), engine(), COSTS)
+    padded = replay_virtual(trace(*rows), replace(engine(), captured=(1, 4)), COSTS)
+    assert padded == replay_virtual(trace(*rows), engine(), COSTS, captured=(1, 4))
+    assert padded.requests[2].first_token_us == plain.requests[2].first_token_us  # prompts are not padded
+    assert padded.requests[2].finished_us > plain.requests[2].finished_us
+    arm = SimpleNamespace(name="arm", page_size=16, engine=EngineSettings(max_seqs=35, graph="graph"))
+    assert EngineConfig.from_arm(arm).captured == (1, 2, 4, 8, 16, 24, 32, 35)  # type: ignore[arg-type]
+    arm.engine = EngineSettings(max_seqs=35)
+    assert EngineConfig.from_arm(arm).captured == ()  # type: ignore[arg-type]
 
 
 def test_a_request_that_arrives_during_a_step_waits_for_the_next() -> None:

@@ -16,24 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kbench.engine.sizes import PartSize, StepSize
+
 ALIGNMENT = 16
 """Bytes: what a vector load wants."""
-
-
-class PartSize(NamedTuple):
-    """Size of one phase's attention batch: sequences, and columns of its block table."""
-
-    sequences: int = 0
-    width: int = 0
-
-
-class StepSize(NamedTuple):
-    """Size of everything that a step uploads. Two steps of one size have the same layout."""
-
-    tokens: int
-    logit_rows: int
-    decode: PartSize = PartSize()
-    prefill: PartSize = PartSize()
 
 
 class Place(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from kbench.engine.sizes import captured_sequences
 from kbench.errors import UsageError
 from kbench.suite.schema import Arm
 
@@ -33,6 +34,8 @@ class EngineConfig:
     prefix_caching: bool = True
     chunked_prefill: bool = True
     watermark: float = 0.0
+    captured: tuple[int, ...] = ()
+    """Batch sizes that decodes are padded to, because graphs are captured for them; empty: none are padded."""
 
     def __post_init__(self) -> None:
         for name in ("page_size", "pages", "max_batched_tokens", "max_seqs"):
@@ -59,6 +62,7 @@ class EngineConfig:
             prefix_caching=engine.prefix_caching,
             chunked_prefill=engine.chunked_prefill,
             watermark=engine.watermark,
+            captured=captured_sequences(engine.max_seqs) if engine.graph == "graph" else (),
         )
 
 

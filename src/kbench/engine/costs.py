@@ -202,17 +202,22 @@ def read_cost_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def default_grid(
-    max_batched_tokens: int, max_seqs: int, max_context: int, max_kv_tokens: int | None = None
+    max_batched_tokens: int,
+    max_seqs: int,
+    max_context: int,
+    max_kv_tokens: int | None = None,
+    captured: Sequence[int] = (),
 ) -> list[str]:
     """30 to 45 points (fewer in a tiny engine) that span the steps of a scheduler with these limits.
 
     Decode batches × contexts, chunks × KV lengths, several short prompts at once, and both together. With
-    `max_kv_tokens` no point holds more tokens of KV than that.
+    `max_kv_tokens` no point holds more tokens of KV than that. With `captured` batch sizes decodes alone come in these:
+    what lies between two of them costs what the larger does.
     """
     room = max_kv_tokens or max_seqs * max_context
     points: list[str] = []
     seqs = min(max_seqs, max_batched_tokens, room)
-    for batch in _spread(1, seqs, 5):
+    for batch in _spread_over(captured, seqs, 5):
         points += [_group(batch, 1, kv) for kv in _spread(min(32, max_context), min(max_context, room // batch), 4)]
     longest = min(max_context, room)
     for chunk in _spread(2, min(max_batched_tokens, longest), 4):
@@ -247,6 +252,13 @@ def _spread(low: int, high: int, count: int) -> list[int]:
     if high <= low:
         return [max(1, high)]
     return sorted({round(low * (high / low) ** (index / (count - 1))) for index in range(count)})
+
+
+def _spread_over(captured: Sequence[int], high: int, count: int) -> list[int]:
+    """As `_spread` from 1 on, each moved up to a captured size where there is one that is not above `high`."""
+    spread = _spread(1, high, count)
+    inside = sorted(size for size in captured if size <= high)
+    return sorted({next((size for size in inside if size >= value), value) for value in spread})
 
 
 def _group(count: int, query: int, kv: int) -> str:

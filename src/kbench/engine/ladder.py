@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kbench.catalog.capability import GraphSupport
-from kbench.engine.arena import PartSize, StepSize
+from kbench.engine.sizes import PartSize, StepSize, captured_sequences
 
 StepMode = Literal["eager", "graph", "padded"]
 """Launched kernel by kernel; replayed; or computed as a replay would, kernel by kernel (no device to capture on)."""
 
-SEQUENCES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
-"""Captured numbers of sequences of a phase: between two of them a batch is padded."""
 TOKENS = (16, 32, 64, 128, 256, 512)
 """Captured numbers of prefill tokens. Above the last a step is long enough to hide its launches."""
 CONTEXTS = tuple(128 << step for step in range(14))
@@ -49,9 +47,8 @@ class Ladder:
 
     @property
     def sequences(self) -> tuple[int, ...]:
-        """Captured batch sizes, the engine's own limit included."""
-        inside = tuple(size for size in SEQUENCES if size < self.max_seqs)
-        return (*inside, self.max_seqs) if self.max_seqs <= SEQUENCES[-1] else inside
+        """Captured batch sizes."""
+        return captured_sequences(self.max_seqs)
 
     @property
     def widths(self) -> tuple[int, ...]:

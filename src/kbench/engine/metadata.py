@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kbench.engine.arena import Arena, PartPlaces, PartSize, Places, StepSize, places_of
+from kbench.engine.arena import Arena, PartPlaces, Places, places_of
 from kbench.engine.core import NULL_PAGE, Request, Scheduled, StepPlan
 from kbench.engine.inputs import Draw, Draws, StepInputs
 from kbench.engine.kv import Slots
 from kbench.engine.requests import TokenContent
+from kbench.engine.sizes import PartSize, StepSize
 from kbench.errors import MeasurementError
 from kbench.ops.attention import AttentionBatch
 

@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from kbench.catalog.capability import GraphSupport
-from kbench.engine.arena import PartSize, StepSize
 from kbench.engine.attending import Attending
 from kbench.engine.core import StepPlan
 from kbench.engine.graphs import StepGraphs
 from kbench.engine.inputs import Draw, Draws, StepInputs
 from kbench.engine.kv import KVPool
-from kbench.engine.ladder import SEQUENCES, Ladder, StepRecord
+from kbench.engine.ladder import Ladder, StepRecord
 from kbench.engine.metadata import MetadataBuilder, Prepared
 from kbench.engine.model import Decoder, Routing
 from kbench.engine.phases import NullClock, Phases
 from kbench.engine.requests import Sampling, TokenContent
 from kbench.engine.routing_control import DeclaredRouting
 from kbench.engine.sampler import Ask, noise_state, sample
+from kbench.engine.sizes import SEQUENCES, PartSize, StepSize
 
 
 @dataclass(frozen=True, slots=True)

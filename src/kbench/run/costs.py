@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kbench.catalog import Case, model_shape
+from kbench.engine.core import EngineConfig
 from kbench.engine.costs import default_grid, write_cost_rows
 from kbench.plan import Plan, model_label
 from kbench.record import RunRecord
@@ -40,8 +41,9 @@ def grid(plan: Plan) -> list[str]:
     budget = max(arm.engine.max_batched_tokens for arm in arms)
     seqs = max(arm.engine.max_seqs for arm in arms)
     pool = max(arm.engine.kv_tokens for arm in arms)
+    captured = next((EngineConfig.from_arm(arm).captured for arm in arms if arm.engine.graph == "graph"), ())
     # Sequences that share pages read more context, summed, than the pool holds.
-    return default_grid(budget, seqs, _longest(plan, pool), 2 * pool)
+    return default_grid(budget, seqs, _longest(plan, pool), 2 * pool, captured)
 
 
 def _longest(plan: Plan, pool: int) -> int:

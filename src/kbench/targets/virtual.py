@@ -35,7 +35,7 @@ def replay_virtual(
     all_at_once: bool = False,
     until_us: float | None = None,
     noise_seed: int | None = None,
-    captured: Sequence[int] = (),
+    captured: Sequence[int] | None = None,
     stepping: bool = False,
 ) -> ReplayResult:
     """Replay the whole trace open loop and drain it, or stop where a step would begin at `until_us` or later.
@@ -43,13 +43,13 @@ def replay_virtual(
     `all_at_once` makes a backlog: every root is due at time 0, and think times are left out. A request still queued
     or running at the end is `unfinished`; one that was never due, because a parent did not finish or time was up, is
     `not_sent`. With `noise_seed` every step is as much longer or shorter as some repeated row of the grid was; a batch
-    of decodes costs what the next of the `captured` sizes costs. `stepping` plans every step by itself, with real page
+    of decodes costs what the next of the `captured` sizes costs (default: the configuration's). `stepping` plans every step by itself, with real page
     ids: the same to the last bit, but slower.
     """
     arrivals = Arrivals(trace, rate_scale, all_at_once=all_at_once)
     until_ns = math.inf if until_us is None else round(1_000 * until_us)
     noise = None if noise_seed is None else StepNoise(costs.residuals(), noise_seed)
-    clock = StepClock(costs, noise=noise, captured=captured)
+    clock = StepClock(costs, noise=noise, captured=config.captured if captured is None else captured)
     replay = (_Stepping if stepping else _Fast)(trace, config, clock, arrivals, until_ns)
     return replay.run()
 
