@@ -6,11 +6,12 @@ r"""What choosing tokens takes of an engine step, over batch and context.
         --out results/h200/sampling_share.json --md results/h200/sampling_share.md
 
 Greedy, a draw (temperature 0.8, top-k 50, top-p 0.95) and a grammar mask (one token in eight is allowed, greedy) take
-turns on the same batch, step by step in one process. The whole step is clean wall time, eager on a CPU, replayed from a
-graph on CUDA where the draw is part of it: `more than greedy` is what a way of choosing costs there. `sample` and
-`logits copy` are phases of an eager step, in device time on CUDA; shares are of the sum of that step's phases. Medians.
+turns on the same batch, step by step in one process. The whole step has nothing stamped inside: on CUDA wall time,
+replayed from a graph where the draw is part of it; on a CPU processor time, eager. `more than greedy` is what a way of
+choosing costs there. `sample` and `logits copy` are phases of an eager step, in device time on CUDA, in wall time on a
+CPU; shares are of the sum of that step's phases. Medians.
 
-On a shared machine take `--threads 1`: `cpus_used` below the threads of a CPU run says that others had the processor.
+`cpus_used` below the threads of a CPU run says that others had the processor: phases are long by that much.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import torch
 from kbench.catalog import parse_point
 from kbench.catalog.attributes import StepAttributes
 from kbench.clock.ceilings import device_name
-from kbench.engine.phases import DevicePhaseClock, PhaseClock
+from kbench.engine.phases import DevicePhaseClock, NullClock, PhaseClock
 from kbench.engine.runner import Runner
 from kbench.measure.clean_step import clean_step
 from kbench.measure.exec_batch import BatchState, KeptWeights, open_runner
@@ -63,6 +64,14 @@ def open_all(args: argparse.Namespace, batch: int, context: int) -> tuple[Runner
     return runner, states
 
 
+def processor_ns(state: BatchState) -> int:
+    """Processor time of one step: on a shared machine the wall clock counts what others compute, too."""
+    state.restore()
+    begin = time.process_time_ns()
+    state.step(NullClock())
+    return time.process_time_ns() - begin
+
+
 def measured(runner: Runner, states: dict[str, BatchState], rounds: int) -> Iterator[dict[str, Any]]:
     """One row a way."""
     walls: dict[str, list[int]] = defaultdict(list)
@@ -72,7 +81,7 @@ def measured(runner: Runner, states: dict[str, BatchState], rounds: int) -> Iter
     for turn in range(rounds + WARM_STEPS):
         for way, state in states.items():
             runner.force()
-            wall, _ = clean_step(runner, state)
+            wall = clean_step(runner, state)[0] if runner.device.type == "cuda" else processor_ns(state)
             modes[way] = runner.last_step.mode
             runner.force(eager="phases are told apart")
             state.restore()
@@ -107,9 +116,10 @@ def table(document: dict[str, Any]) -> str:
     lines = [
         f"# Sampling's share of a decode step: {where}, {document['device_name']}",
         "",
-        f"`{document['command']}`; {document['rounds']} rounds, medians. A step is clean wall time; `sample` and",
+        f"`{document['command']}`;",
+        f"medians. A step is clean {'wall' if document['device'] == 'cuda' else 'processor'} time; `sample` and",
         "`logits copy` are phases of an eager step, shares are of the sum of its phases. "
-        f"{document['threads']} thread(s), which had {document['cpus_used']:.2f} processors on average.",
+        f"{document['threads']} thread(s) had {document['cpus_used']:.2f} processors.",
         "",
         "| batch × context | chosen by | launched | step, ms | more than greedy "
         "| sample, µs | share | logits copy, µs | share |",
