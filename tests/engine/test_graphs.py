@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from kbench.catalog import RoutingControl, parse_point
 from kbench.catalog.capability import GraphSupport
+from kbench.engine.arena import Place, places_of
 from kbench.engine.ladder import Ladder, StepRecord
 from kbench.engine.phases import NullClock, PhaseClock
 from kbench.engine.requests import Sampling
@@ -248,10 +250,11 @@ def test_mixed_batches_are_padded_where_the_prefill_can_be_captured(tmp_path: Pa
 
 @pytest.mark.parametrize("graph", ["eager", "graph"])
 @pytest.mark.parametrize("kv_tokens", [4_096, 320])
-def test_overlapped_steps_give_the_same_tokens(graph: str, kv_tokens: int) -> None:
+@pytest.mark.parametrize("last", [Sampling(), Sampling(repetition_penalty=1.3, frequency_penalty=0.4)])
+def test_overlapped_steps_give_the_same_tokens(graph: str, kv_tokens: int, last: Sampling) -> None:
     """The host schedules a step before it knows the tokens of the one before, also where requests are preempted."""
     prompts = [[(13 * index * index + 7 * length) % 512 for index in range(length)] for length in (1, 17, 64, 150, 9)]
-    how = [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=5), Sampling(), Sampling(), Sampling()]
+    how = [Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=5), Sampling(), Sampling(), last]
     expected = Engine(make_arm("eager"), "cpu", poison=True).generate(prompts, 12, how)
     settings = EngineSettings(kv_tokens=kv_tokens, max_batched_tokens=256, graph=graph)  # type: ignore[arg-type]
     engine = Engine(make_arm(engine=settings), "cpu", poison=True)
@@ -303,3 +306,19 @@ def test_declared_routing_is_captured_and_a_look_on_the_host_is_not() -> None:
     state.step(NullClock())
     assert runner.last_step.mode == "padded"
     assert not torch.allclose(runner.last_logits, logits[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_the_buffers_have_room_for_every_captured_size_from_the_start(page_size: int) -> None:
+    """Where they grow, all graphs are dropped, and none is captured any more once a replay has begun."""
+    settings = EngineSettings(kv_tokens=65_536, max_batched_tokens=128, max_seqs=40, graph="graph")
+    runner = Engine(make_arm(engine=settings, page_size=page_size), "cpu").runner
+    ladder = replace(runner.ladder, decode=ALWAYS, prefill=ALWAYS)
+    widest = PartSize(40, ladder.widths[-1])
+    sizes = [ladder.pad(StepSize(40, 40, decode=widest), [])]
+    sizes.append(ladder.pad(StepSize(64 + 40, 41, widest, PartSize(1, widest.width)), [64]))
+    builder = runner._stepper.builder
+    room = builder.arena.device(Place(0, 0, False)).untyped_storage().nbytes()
+    for size in sizes:
+        assert isinstance(size, StepSize)
+        assert places_of(size).bytes <= room

@@ -110,7 +110,7 @@ class MetadataBuilder:
         """Rows of logits that a step has at most, those of padding included."""
         self._rows: dict[int, _Row] = {}
         room = PartSize(max_seqs, min(most_pages, max(16, _ROOM // max_seqs)))
-        self.arena = Arena(places_of(StepSize(max_tokens, max_seqs, room, room)).bytes, device)
+        self.arena = Arena(places_of(StepSize(max_tokens, 2 * max_seqs, room, room)).bytes, device)
 
     def forget(self, request_id: int) -> None:
         """Drop what is kept about a request that left the engine."""

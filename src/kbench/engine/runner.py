@@ -238,21 +238,29 @@ class Engine:
         """Begin the next step before the one `before` it ends: the host schedules while the device computes.
 
         What the ended step did is returned, its `finished` excepted: they are those of the step that began, whose
-        number of tokens is known though its tokens are not. A request that needs its last token on the host (penalties)
-        cannot be overlapped. Begin with None; None comes back when nothing is left to begin.
+        number of tokens is known though its tokens are not. Where a request needs its last token on the host
+        (penalties), the step before ends first. Begin with None; None comes back when nothing is left to begin.
         """
         clock = self._null if phases is None else phases
         with clock("schedule"):
             plan = self.scheduler.schedule()
-        ticket = self.runner.begin(plan, clock, before) if plan.scheduled else None
-        tokens = self.runner.end(before, clock) if before is not None else []
+        ended, tokens = before is None, list[int]()
+        if before is not None and _needs_tokens(plan):
+            ended, tokens = True, self._end(before, clock)
+        ticket = self.runner.begin(plan, clock, None if ended else before) if plan.scheduled else None
+        if before is not None and not ended:
+            tokens = self._end(before, clock)
         with clock("bookkeeping"):
-            if before is not None:
-                give_tokens(before.plan, tokens)
             finished = self.scheduler.commit(plan) if plan.scheduled else ()
             self.runner.forget((*finished, *plan.preempted))
         done = before.plan if before is not None else plan
         return ticket, StepDone(done, tuple(tokens), finished)
+
+    def _end(self, ticket: Ticket, clock: Phases) -> list[int]:
+        tokens = self.runner.end(ticket, clock)
+        with clock("bookkeeping"):
+            give_tokens(ticket.plan, tokens)
+        return tokens
 
     def abort(self, request: Request) -> None:
         self.scheduler.abort(request)
@@ -299,6 +307,12 @@ def take_step(
     with phases("bookkeeping"):
         give_tokens(plan, tokens)
     return tokens, finished
+
+
+def _needs_tokens(plan: StepPlan) -> bool:
+    """Whether some request of a step is sampled by what it has so far."""
+    contents = [item.request.content for item in plan.scheduled]
+    return any(isinstance(content, TokenContent) and content.sampling.penalised for content in contents)
 
 
 def give_tokens(plan: StepPlan, tokens: Sequence[int]) -> None:

@@ -29,6 +29,7 @@ from kbench.engine.requests import Sampling, TokenContent
 from kbench.engine.routing_control import DeclaredRouting
 from kbench.engine.sampler import Ask, noise_state, sample
 from kbench.engine.sizes import SEQUENCES, PartSize, StepSize
+from kbench.errors import MeasurementError
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,5 +277,7 @@ def _asks(plan: StepPlan) -> list[Ask]:
     for item in plan.scheduled:
         content = item.request.content
         if item.samples and isinstance(content, TokenContent):
+            if content.sampling.penalised and len(content.tokens) < item.kv_tokens:
+                raise MeasurementError(f"request {item.request.request_id} has penalties and an unknown last token")
             asks.append(Ask(content.sampling, item.kv_tokens, content.tokens, content.prompt_tokens))
     return asks
