@@ -43,8 +43,8 @@ def replay_virtual(
     `all_at_once` makes a backlog: every root is due at time 0, and think times are left out. A request still queued
     or running at the end is `unfinished`; one that was never due, because a parent did not finish or time was up, is
     `not_sent`. With `noise_seed` every step is as much longer or shorter as some repeated row of the grid was; a batch
-    of decodes costs what the next of the `captured` sizes costs (default: the configuration's). `stepping` plans every step by itself, with real page
-    ids: the same to the last bit, but slower.
+    of decodes costs what the next of the `captured` sizes costs (default: the configuration's). `stepping` plans every
+    step by itself, with real page ids: the same to the last bit, but slower.
     """
     arrivals = Arrivals(trace, rate_scale, all_at_once=all_at_once)
     until_ns = math.inf if until_us is None else round(1_000 * until_us)
