@@ -231,8 +231,8 @@ def markdown(document: dict[str, Any]) -> str:
         "",
         "- **graph ms**: wall time of one synchronised step, host work and sampling included; medians.",
         "- **overlapped ms**: the host prepares the next step while the device computes; how vLLM was measured.",
-        "- **vLLM ms**: version 0.25.1, compiled, on the same chip, not in this run; its context is 72 tokens longer on "
-        "average, which is worth 70 µs at batch 32.",
+        "- **vLLM ms**: version 0.25.1, compiled, on the same chip, not in this run; its context is 72 tokens longer "
+        "on average, which is worth 70 µs at batch 32.",
         "- **floor GB**: weights without the embedding table, and K and V, each read once.",
         "",
     ]
