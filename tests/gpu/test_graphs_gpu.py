@@ -136,6 +136,23 @@ def test_drawn_tokens_are_replayed_and_those_with_penalties_are_drawn_from_the_g
             assert Engine(make_arm(graph=graph), "cuda").generate(prompts, 12, how) == expected
 
 
+def test_sizes_captured_ahead_serve_a_replay_without_another_capture() -> None:
+    prompts = [[(7 * index + length) % 512 for index in range(length)] for length in (1, 17, 64, 150)]
+    settings = EngineSettings(kv_tokens=2_048, max_batched_tokens=256, max_seqs=5, graph="graph")
+    engine = Engine(make_arm(engine=settings, prefill="sdpa"), "cuda", poison=True)
+    engine.runner.poison_outputs = False
+    engine.runner.capture_ahead()
+    graphs = engine.runner.graphs
+    assert graphs is not None
+    captured = graphs.captures
+    assert captured == len(engine.runner.ladder.sequences) * len(engine.runner.ladder.widths)
+    assert engine.generate(prompts, 12) == Engine(make_arm(graph="eager"), "cuda").generate(prompts, 12)
+    assert graphs.captures == captured
+    modes = {mode for mode, _ in engine.runner.steps}
+    assert modes == {"graph", "eager"}
+    assert engine.runner.steps["eager", "the prefill implementation captures nothing"] > 0
+
+
 SYNCHRONISES = """
 import torch
 from kbench.kernels.declare import implementation
