@@ -11,7 +11,7 @@ from kbench.catalog import Case
 from kbench.errors import MeasurementError
 from kbench.measure.kernel import KernelTrial
 from kbench.protocol import Reply, Status, decode_reply, encode
-from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings
+from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings, Tolerance
 
 QUICK = Measure(window_steps=3, window_ms=1.0)
 PLUGIN_HEAD = """
@@ -157,3 +157,56 @@ def test_a_window_before_prepare_is_refused() -> None:
     with pytest.raises(MeasurementError, match="not prepared"):
         trial(arm()).window()
     assert trial(arm()).finish().status is Status.FAILED
+
+
+OFF = """
+def it(q, kv, batch, spec):
+    out = right(q, kv, batch, spec)
+    if ON: out = out * (1 + FACTOR)  # every row is off by FACTOR
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "off", "stricter"),
+    [("float32", 7e-7, 5e-7), ("bfloat16", 2.5e-3, 2.4e-3)],
+)
+@pytest.mark.parametrize("when", ["True", "timed()"])
+def test_an_error_between_the_rule_s_limit_and_the_default_fails_only_under_the_rule(
+    tmp_path: Path, dtype: str, off: float, stricter: float, when: str
+) -> None:
+    """Both in the correctness phase and in calls that are right until they are timed."""
+    (tmp_path / "mine.py").write_text(PLUGIN_HEAD + OFF.replace("ON", when).replace("FACTOR", repr(off)))
+
+    def ended(tolerance: dict[str, Tolerance]) -> tuple[Status, str]:
+        (tmp_path / "timed").unlink(missing_ok=True)
+        it = trial(arm("mine.py:it", root=str(tmp_path), dtype=dtype, tolerance=tolerance))
+        outcome = it.prepare()
+        if outcome.status is Status.OK:
+            (tmp_path / "timed").touch()
+            it.window()
+            outcome = it.finish()
+        return outcome.status, outcome.message
+
+    assert ended({})[0] is Status.OK
+    other = "bfloat16" if dtype == "float32" else "float32"
+    assert ended({other: Tolerance(kernel=1e-9)})[0] is Status.OK
+    assert ended({dtype: Tolerance(attention=1e-9, logits=1e-9)})[0] is Status.OK
+    status, message = ended({dtype: Tolerance(kernel=stricter)})
+    assert status is Status.INCORRECT
+    assert f"limit {stricter:.2e}" in message and "the limit is the rule's: rule.tolerance" in message
+
+
+def test_a_large_error_is_not_blamed_on_the_rule_s_limit_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN_HEAD + "def it(q, *a): return torch.zeros_like(q)")
+    found = trial(arm("mine.py:it", root=str(tmp_path), tolerance={"bfloat16": Tolerance(kernel=1e-3)})).prepare()
+    assert found.status is Status.INCORRECT and "rule.tolerance" not in found.message
+
+
+@pytest.mark.parametrize("op", ["norm.rmsnorm", "gemm.qkv"])
+def test_every_operation_is_held_to_the_rule_s_limit(op: str) -> None:
+    one = arm(kernels={"norm": "torch-rmsnorm", "gemm": "torch-gemm"})
+    assert trial(one, "4*1@127", op).prepare().status is Status.OK
+    strict = one.model_copy(update={"tolerance": {"float32": Tolerance(kernel=1e-10)}})
+    found = trial(strict, "4*1@127", op).prepare()
+    assert found.status is Status.INCORRECT and "rule.tolerance" in found.message

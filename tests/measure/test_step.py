@@ -15,7 +15,7 @@ from kbench.measure.exec_batch import BatchState, open_runner, scattered_tables
 from kbench.measure.exec_correct import Judge, worst_row
 from kbench.measure.step import StepTrial
 from kbench.protocol import Measurement, Outcome, Status
-from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings
+from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings, Tolerance
 
 torch.set_num_threads(1)
 SHORT = Measure(window_steps=2, window_ms=1.0)
@@ -314,6 +314,17 @@ def test_the_rule_lets_rounding_pass_and_stops_what_is_larger() -> None:
     exact.fill(1)
     exact.step(NULL)
     assert judge.judge(float32.last_logits).bound > 10 * 1e-4  # bf16 laxity, which float32 must not get
+
+
+@pytest.mark.parametrize("check", ["attention", "logits"])
+def test_a_rule_s_stricter_limit_fails_a_step_that_the_default_passes(check: str) -> None:
+    """sdpa and the reference differ by rounding: above 1e-9 and below the limits that ship."""
+    assert make_trial("2*1@90").prepare().status is Status.OK
+    other = make_arm(tolerance={"bfloat16": Tolerance.model_validate({check: 1e-9})})
+    assert make_trial("2*1@90", other).prepare().status is Status.OK, "not this model's dtype"
+    found = make_trial("2*1@90", make_arm(tolerance={"float32": Tolerance.model_validate({check: 1e-9})})).prepare()
+    assert found.status is Status.INCORRECT
+    assert "bound 1.00e-09" in found.message and "rule.tolerance" in found.message
 
 
 @pytest.mark.parametrize(("point", "padded"), [("3*1@127", 1), ("4*1@127", 0)])

@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kbench import catalog
 from kbench.catalog import parse_point
+from kbench.errors import UsageError
 from kbench.ops.attention import AttentionSpec
 from kbench.ops.base import FLOORS, InputSettings, checksum, row_errors
 from kbench.ops.correctness import Standard, judge, null_output, null_report, standard
 from kbench.ops.inputs import Inputs, build
+from kbench.ops.registry import load_op
 
 SPEC = AttentionSpec(4, 2, 32)
 ALWAYS = {"zeros", "dropped last page", "mask one short", "heads swapped", "stale output"}
@@ -141,3 +144,28 @@ def test_a_checksum_sees_a_single_bit_even_among_nan() -> None:
     page = int(inputs.batch.block_table[0, 0])
     inputs.kv.k[page, 3, 0, 5] += 1e-6
     assert checksum(inputs.tensors()) != before
+
+
+def test_every_operation_can_be_held_to_narrower_limits_and_never_to_wider_ones() -> None:
+    """The limit of an output follows its dtype; exact outputs stay exact."""
+    model = catalog.model_shape("tiny")
+    settings = InputSettings(16, "NHD", torch.bfloat16, torch.device("cpu"), 5)
+    seen = 0
+    for name in catalog.OPS:
+        op = load_op(name)
+        try:
+            shape = catalog.resolve_shape(name, catalog.parse_shape("2*1@40"), model)
+            inputs = op.build(shape, settings)[0]
+        except UsageError:  # not an operation of this model or batch
+            continue
+        own = op.standard(inputs)
+        limits = getattr(own, "limits", None) or (own.limit,)
+        narrow = op.held_to(own, {torch.bfloat16: 1e-9})
+        narrower = getattr(narrow, "limits", None) or (narrow.limit,)
+        forms = op.outputs(inputs) or op.written(inputs)
+        for before, after, form in zip(limits, narrower, forms, strict=False):
+            assert after == (min(before, 1e-9) if form.dtype is torch.bfloat16 else before), name
+        wide = op.held_to(own, {torch.bfloat16: 1.0, torch.float32: 1.0})
+        assert (getattr(wide, "limits", None) or (wide.limit,)) == tuple(limits), name
+        seen += 1
+    assert seen > 15

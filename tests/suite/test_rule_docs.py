@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from kbench.suite import load_suite
-from kbench.suite.schema import Clause, Diagnostics, Power, Rule, RulePolicy, Validity, VoidCode
+from kbench.suite.schema import Clause, Diagnostics, Power, Rule, RulePolicy, Tolerance, Validity, VoidCode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rule.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
@@ -41,6 +41,8 @@ def test_every_key_of_the_rule_and_every_code_is_named() -> None:
     for table in (Power, Validity, Diagnostics, RulePolicy):
         for key in table.model_fields:
             assert f".{key}`" in PAGE, key
+    for key in Tolerance.model_fields:
+        assert f"| `tolerance.DTYPE.{key}` |" in PAGE, key
     for key in Clause.model_fields:
         assert f"`{key}`" in PAGE, key
     for code in get_args(VoidCode):
@@ -52,6 +54,7 @@ def test_the_whole_suite_of_the_page_states_every_key() -> None:
     assert set(stated) == set(Rule.model_fields)
     for name, table in (("power", Power), ("validity", Validity), ("diagnostics", Diagnostics), ("policy", RulePolicy)):
         assert set(stated[name]) == set(table.model_fields)
+    assert set(stated["tolerance"]["float32"]) == set(Tolerance.model_fields)
 
 
 def test_the_limits_of_the_page_are_those_of_the_code() -> None:
@@ -61,3 +64,14 @@ def test_the_limits_of_the_page_are_those_of_the_code() -> None:
     assert f"more than {100 * voids.FOREIGN_SHARE:.0f} % of the usable cores" in PAGE
     assert f"more than {100 * diagnostics.LEAST_SHIFT:.0f} % at p < {diagnostics.CONTROL_ALPHA:g}" in PAGE
     assert f"at most a factor of {2**shapes.NEAR:.0f} in sequences" in PAGE and shapes.LEAST_COVERAGE == 0.5
+
+
+def test_the_tolerances_of_the_page_are_those_of_the_code() -> None:
+    from kbench.catalog.tolerances import FLOORS_OF, ROUNDING
+
+    for check, floors in FLOORS_OF.items():
+        row = next(line for line in PAGE.splitlines() if line.startswith(f"| `tolerance.DTYPE.{check}` |"))
+        assert [float(number) for number in re.findall(r"\d[\d.]*e-\d", row)] == [
+            floors[dtype] for dtype in ("float32", "float16", "bfloat16")
+        ]
+    assert "costs 2.4e-8, 2.0e-4 and 1.6e-3" in PAGE and list(ROUNDING.values()) == [2.4e-8, 2.0e-4, 1.6e-3]

@@ -34,6 +34,8 @@ def test_the_defaults_are_those_of_before(load: Edit) -> None:
         "[rule.power]\nat_saving = 0.05",
         '[rule.validity]\ngpu = "NVIDIA H200*"\ndriver = ">=570,<600"\ntorch = ">=2.9"\nkbench = "==0.1"',
         '[rule.diagnostics]\ncontaminated = "inconclusive"',
+        "[rule.tolerance.float32]\nkernel = 9e-7",
+        "[rule.tolerance.float32]\nattention = 1e-5\nlogits = 1e-5",
     ],
 )
 def test_every_key_is_accepted_and_part_of_the_lock(load: Edit, text: str) -> None:
@@ -63,7 +65,15 @@ def test_a_default_that_is_written_out_is_no_change(load: Edit) -> None:
         ('[rule.validity]\ngpu = "*"', "rule.validity.gpu"),
         ('[rule.validity]\ncuda = ">=13"', "rule.validity.cuda"),
         ('[rule.diagnostics]\ncontaminated = "disable"', "rule.diagnostics.contaminated"),
-        ("[rule.tolerance.bfloat16]\nfactor = 2.0", "rule.tolerance"),
+        ("[rule.tolerance.bfloat16]\nfactor = 2.0", "rule.tolerance.bfloat16.factor"),
+        ("[rule.tolerance.float64]\nkernel = 1e-13", "rule.tolerance.float64"),
+        ("[rule.tolerance.float32]\nkernel = 0.0", "rule.tolerance.float32.kernel"),
+        ("[rule.tolerance.float32]\nkernel = nan", "rule.tolerance.float32.kernel"),
+        ("[rule.tolerance.float32]\nkernel = 1e-6", "rule.tolerance.float32.kernel"),
+        ("[rule.tolerance.float16]\nkernel = 1e-3", "rule.tolerance.float16.kernel"),
+        ("[rule.tolerance.bfloat16]\nkernel = 1e-2", "rule.tolerance.bfloat16.kernel"),
+        ("[rule.tolerance.bfloat16]\nattention = 2e-2", "rule.tolerance.bfloat16.attention"),
+        ("[rule.tolerance.float32]\nlogits = 2e-4", "rule.tolerance.float32.logits"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_its_place(load: Edit, text: str, key: str) -> None:
@@ -75,6 +85,19 @@ def test_what_cannot_be_meant_is_refused_with_its_place(load: Edit, text: str, k
 def test_throttle_needs_a_level_that_reads_the_device_s_clock(load: Edit) -> None:
     [found] = problems(load, rule('void_codes = ["throttle"]'), ('[kernel]\npoints = ["1*1@127"]\n', ""))
     assert "nothing can raise throttle" in found.what
+
+
+def test_a_loose_tolerance_names_the_default_and_the_remedy(load: Edit) -> None:
+    [found] = problems(load, rule("[rule.tolerance.bfloat16]\nkernel = 1e-2"))
+    assert found.what == "0.01 is not stricter than the default 0.004 of bfloat16"
+    assert found.remedy == "a value below 0.004, or leave it out"
+
+
+def test_a_tolerance_below_rounding_and_one_of_no_model_are_warned_about(load: Edit) -> None:
+    said = [problem.what for problem in load(rule("[rule.tolerance.float32]\nkernel = 1e-9")).warnings]
+    assert any("only exact answers pass" in what for what in said)
+    said = [problem.what for problem in load(rule("[rule.tolerance.bfloat16]\nlogits = 5e-3")).warnings]
+    assert any("no step is bfloat16" in what for what in said)
 
 
 def test_odd_rules_are_warned_about(load: Edit) -> None:

@@ -3,13 +3,15 @@
 Owns the rule, which has two parts; in both the worst row decides.
 
 1. *Attention of the first layer of each kind* (plain, or with this window): the relative L2 error per token and head
-   against the reference computed in float32 from the same q, K and V is at most `max(ATTENTION_FLOOR[dtype],
+   against the reference computed in float32 from the same q, K and V is at most `max(ATTENTION_FLOORS[dtype],
    ATTENTION_FACTOR × the error of the reference in the dtype)`. One dropped page of hundreds shows here.
-2. *Logits of the step*: the relative L2 distance to the reference step's logits is at most `max(LOGITS_FLOOR[dtype],
+2. *Logits of the step*: the relative L2 distance to the reference step's logits is at most `max(LOGITS_FLOORS[dtype],
    LOGITS_FACTOR × sensitivity)`. The sensitivity is how far the reference step's own logits move (worst of DRAWS steps)
    when every attention output is changed at random by up to one unit of rounding of the dtype: what another order of
    sums may do, routing to other experts included. Two honest implementations differ by 1 to 2 sensitivities, with
    experts by up to 3.
+
+What a rule declares stricter (`[rule.tolerance.DTYPE]`) lowers either bound.
 
 A step whose attention returns zeros must fail, else the case cannot tell right from wrong.
 """
@@ -17,19 +19,19 @@ A step whose attention returns zeros must fail, else the case cannot tell right 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
+from kbench.catalog.tolerances import ATTENTION_FLOORS, LOGITS_FLOORS
 from kbench.engine.runner import Runner
 from kbench.kernels.base import Attention
 from kbench.kernels.registry import load
 from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
 
-ATTENTION_FLOOR = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 ATTENTION_FACTOR = 1.5
-LOGITS_FLOOR = {torch.float32: 1e-4, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 LOGITS_FACTOR = 4.0
 DRAWS = 4
 
@@ -46,6 +48,8 @@ class Judgement:
     """Error of the logits of a step whose attention is zero."""
     attention_error: float
     attention_bound: float
+    declared: Mapping[str, float] = field(default_factory=dict)
+    """Bounds that the rule declares, by what they bound: `attention`, `logits`."""
 
     @property
     def correct(self) -> bool:
@@ -60,9 +64,11 @@ class Judgement:
         """What is wrong, in one line; only of use where something is."""
         if not self.attention_error <= self.attention_bound:
             what = f"attention of a layer is off by {self.attention_error:.2e}, bound {self.attention_bound:.2e}"
+            declared = self.attention_bound == self.declared.get("attention")
         else:
             what = f"logits differ from the reference step by {self.error:.2e}, bound {self.bound:.2e}"
-        return what
+            declared = self.bound == self.declared.get("logits")
+        return f"{what} (the bound is the rule's: rule.tolerance)" if declared else what
 
 
 class _Wrapped:
@@ -160,10 +166,18 @@ def _worst(errors: Iterable[float]) -> float:
 class Judge:
     """The reference of one step, computed once, and the rule for any other way to compute it."""
 
-    def __init__(self, runner: Runner, step: Callable[[], object], draws: int = DRAWS) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        step: Callable[[], object],
+        draws: int = DRAWS,
+        *,
+        declared: Mapping[str, float] = MappingProxyType({}),
+    ) -> None:
         """`step` runs the step from its starting state; logits are read from the runner.
 
-        Fewer `draws` than usual make the bound no wider, and the check as much faster.
+        Fewer `draws` than usual make the bound no wider, and the check as much faster. `declared`: largest errors of
+        `attention` and `logits` that a rule allows where they are below the bounds of this module.
         """
         self._runner = runner
         self._step = step
@@ -183,12 +197,15 @@ class Judge:
         self._known: list[dict[AttentionSpec, Tensor]] = [{}, {}]
         self.reference, own_error = self._observed(references)
         sensitivity = max(changed(rounded) for _ in range(draws))
-        dtype = runner.decoder.dtype
+        dtype = str(runner.decoder.dtype).removeprefix("torch.")
+        self._declared = declared
         self._sensitivity = sensitivity
         zeros = [_Zeros(reference) for reference in references]
         self._null = worst_row(self._logits(*zeros), self.reference)
-        self._bound = max(LOGITS_FLOOR[dtype], LOGITS_FACTOR * sensitivity)
-        self._attention_bound = max(ATTENTION_FLOOR[dtype], ATTENTION_FACTOR * own_error)
+        bound = max(LOGITS_FLOORS[dtype], LOGITS_FACTOR * sensitivity)
+        attention_bound = max(ATTENTION_FLOORS[dtype], ATTENTION_FACTOR * own_error)
+        self._bound = min(bound, declared.get("logits", bound))
+        self._attention_bound = min(attention_bound, declared.get("attention", attention_bound))
 
     def _logits(self, decode: Attention, prefill: Attention) -> Tensor:
         own = self._runner.attention
@@ -216,6 +233,7 @@ class Judge:
             null_error=self._null,
             attention_error=attention_error,
             attention_bound=self._attention_bound,
+            declared=dict(self._declared),
         )
 
 

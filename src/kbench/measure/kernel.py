@@ -42,6 +42,7 @@ from kbench.measure.tuning import configured
 from kbench.measure.witness import cuda_facts, expects_here, host_operators, observed
 from kbench.ops.base import InputSettings, Op, checksum
 from kbench.ops.registry import load_op
+from kbench.ops.strict import stricter
 from kbench.protocol import Measurement, Outcome, Status
 from kbench.selection import check
 from kbench.suite.schema import Arm, Measure
@@ -135,7 +136,7 @@ class KernelTrial:
         if self._given is None:
             implementation, tuned = configured(implementation, self._case, self._arm, self._device_name, self._settings)
             facts |= {"tuning": tuned} if tuned else {}
-        op = load_op(op_name)
+        op = stricter(load_op(op_name), self._arm.tolerated("kernel"))
         dtype = torch_dtype(self._arm.model.dtype)
         settings = InputSettings(self._arm.page_size, self._arm.layout, dtype, device, self._seed)
         with torch.inference_mode():

@@ -78,7 +78,8 @@ class StepTrial:
         state.check_plan()
         state.restore()
         # The draws are the same in every session; the first one takes all of them.
-        self._judge = Judge(runner, lambda: self._repeat(self._null), DRAWS if self._thorough else DRAWS // 2)
+        draws = DRAWS if self._thorough else DRAWS // 2
+        self._judge = Judge(runner, lambda: self._repeat(self._null), draws, declared=self._declared())
         runner.poison_outputs = True
         first_ns = self._timed_step()
         launched, logits = runner.last_step, runner.last_logits.clone()
@@ -226,10 +227,16 @@ class StepTrial:
                 return Outcome(Status.INCORRECT, text, tuple(taken), facts)
         return Outcome(measurements=tuple(taken), facts=facts)
 
+    def _declared(self) -> dict[str, float]:
+        """Bounds of the rule's own in the model's dtype."""
+        dtype = self._arm.model.dtype
+        limits = {"attention": self._arm.tolerated("attention"), "logits": self._arm.tolerated("logits")}
+        return {check: own[dtype] for check, own in limits.items() if dtype in own}
+
     def _judge_anew(self) -> Judgement:
         """The step on the same batch over another cache. Every timed step had the same one, and the same answer."""
         self._state.fill(self._seed + 1)
-        judge = Judge(self._runner, lambda: self._repeat(self._null))
+        judge = Judge(self._runner, lambda: self._repeat(self._null), declared=self._declared())
         self._timed_step()
         return judge.judge(self._runner.last_logits)
 

@@ -27,6 +27,7 @@ from kbench.measure.answers import TimedCall
 from kbench.measure.boundary import guarded
 from kbench.ops.base import InputSettings
 from kbench.ops.registry import load_op
+from kbench.ops.strict import stricter
 from kbench.plan import model_label
 from kbench.protocol import Measurement, Outcome, Status
 from kbench.suite.schema import Arm, Measure
@@ -79,7 +80,7 @@ class ShapeTrials:
     """Trials of the configurations of one shape, on the same inputs. Made when the first is asked for."""
 
     def __init__(self, op: str, shape: Resolved, arm: Arm, device: str, settings: Measure) -> None:
-        self._op, self._shape, self._measure = load_op(op), shape, settings
+        self._op, self._shape, self._measure = stricter(load_op(op), arm.tolerated("kernel")), shape, settings
         dtype = torch_dtype(arm.model.dtype)
         self._settings = InputSettings(arm.page_size, arm.layout, dtype, open_device(device), arm.seed)
         self._standard: Any = None

@@ -6,6 +6,7 @@ Owns the translation only: what attention is lives in `ops.attention`, its input
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
@@ -81,6 +82,10 @@ class PagedAttention(Op[Inputs, Standard]):
 
     def standard(self, inputs: Inputs) -> Standard:
         return correctness.standard(inputs)
+
+    def held_to(self, standard: Standard, limits: Mapping[torch.dtype, float]) -> Standard:
+        """The log-sum-exp is no row of an output and keeps its own limit."""
+        return replace(standard, limit=min(standard.limit, limits.get(standard.inputs.q.dtype, standard.limit)))
 
     def judge(self, answer: object, against: Standard) -> Judgement:
         return correctness.judge(answer, against)

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from kbench.catalog import Resolved
+from kbench.catalog.tolerances import KERNEL_FLOORS
 
 Layout = Literal["NHD", "HND"]
 Outputs = tuple[Tensor, ...]
 FLOORS: Mapping[torch.dtype, float] = MappingProxyType(
-    {torch.float64: 1e-12, torch.float32: 1e-6, torch.float16: 5e-4, torch.bfloat16: 4e-3}
+    {getattr(torch, name): floor for name, floor in KERNEL_FLOORS.items()}
 )
 """Relative L2 error that is forgiven whatever the reference of the same dtype achieves."""
 REFERENCE_FACTOR = 3.0
@@ -133,6 +134,10 @@ class Op(ABC, Generic[I, S]):
     @abstractmethod
     def standard(self, inputs: I) -> S:
         """The float64 answer and the limit for this input."""
+
+    @abstractmethod
+    def held_to(self, standard: S, limits: Mapping[torch.dtype, float]) -> S:
+        """`standard` with no output allowed further off than `limits` says for its dtype."""
 
     @abstractmethod
     def judge(self, answer: object, against: S) -> Judgement:

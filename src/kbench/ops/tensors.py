@@ -109,6 +109,11 @@ class TensorOp(Op[TensorInputs, TensorStandard]):
         limits = tuple(limit_of(have, want, terms) for have, want in zip(plain, expected, strict=True))
         return TensorStandard(inputs, expected, limits)
 
+    def held_to(self, standard: TensorStandard, limits: Mapping[torch.dtype, float]) -> TensorStandard:
+        forms = self.forms(standard.inputs)
+        pairs = zip(standard.limits, forms, strict=True)
+        return replace(standard, limits=tuple(min(own, limits.get(form.dtype, own)) for own, form in pairs))
+
     def judge(self, answer: object, against: TensorStandard) -> Judgement:
         """The first output with a problem, or the one that is nearest to its limit."""
         answers = answer if isinstance(answer, tuple | list) else (answer,)

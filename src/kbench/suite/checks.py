@@ -49,6 +49,7 @@ def arm_of(suite: Suite, name: str, root: Path) -> Arm:
         layout=layout or "NHD",
         seed=suite.seed,
         kernels={op: name for variant in reversed(chain) for op, name in variant.kernels.items()},
+        tolerance=suite.rule.tolerance,
         root=str(root.absolute()),  # whatever the working folder becomes under code of somebody else
     )
 

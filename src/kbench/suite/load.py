@@ -66,6 +66,7 @@ def load_suite(
     lines = key_lines(text)
 
     def problem(where: tuple[str | int, ...], what: str, remedy: str) -> Problem:
+        where = tuple(part for part in where if part != "[key]")  # pydantic's mark of a key that is wrong by itself
         line = line_of(lines, where) or lines.get((*where, 0))  # of a list of tables: where the first one stands
         return Problem(what, str(path), line, _dotted(where), remedy)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kbench.catalog.tolerances import FLOORS_OF, ROUNDING
 from kbench.suite.schema import Clause, Suite
 
 ONCE_A_SESSION = ("conversion_time", "metadata_time")
@@ -41,6 +42,21 @@ def rule_problems(suite: Suite) -> Iterator[Found]:
                 "a larger at_saving, or a smaller min_saving",
             )
 
+    yield from _loose_tolerances(suite)
+
+
+def _loose_tolerances(suite: Suite) -> Iterator[Found]:
+    """A tolerance may only forgive less than kbench does: what is right is no matter of the claim."""
+    for dtype, given in suite.rule.tolerance.items():
+        for check, floors in FLOORS_OF.items():
+            value = getattr(given, check)
+            if value is not None and value >= floors[dtype]:
+                yield (
+                    ("rule", "tolerance", dtype, check),
+                    f"{value:g} is not stricter than the default {floors[dtype]:g} of {dtype}",
+                    f"a value below {floors[dtype]:g}, or leave it out",
+                )
+
 
 def _weighted(suite: Suite) -> Iterator[tuple[KeyPath, Clause]]:
     for index, regime in enumerate(suite.regime):
@@ -58,6 +74,17 @@ def rule_warnings(suite: Suite) -> Iterator[Found]:
             "a crash of the baseline is no void: one is enough for missing evidence",
             "add baseline_crash, or leave it like this on purpose",
         )
+    for dtype, given in rule.tolerance.items():
+        if dtype != suite.model.dtype and given.kernel is None:
+            yield ("rule", "tolerance", dtype), f"the model is {suite.model.dtype}: no step is {dtype}", "leave it out"
+        for check in FLOORS_OF:
+            value = getattr(given, check)
+            if value is not None and value < ROUNDING[dtype]:
+                yield (
+                    ("rule", "tolerance", dtype, check),
+                    f"{value:g} is less than rounding to {dtype} costs ({ROUNDING[dtype]:g}): only exact answers pass",
+                    "a larger value, or leave it like this on purpose",
+                )
     for path, _ in _weighted(suite):
         if suite.workload is None:
             yield path, "no workload records shapes to weigh by", "add [workload]; as it is, it is missing-evidence"

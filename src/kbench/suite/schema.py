@@ -307,6 +307,21 @@ class Validity(Strict):
     """Range of kbench versions, the measured engine; absent: exactly the measured one."""
 
 
+class Tolerance(Strict):
+    """Largest relative L2 errors of one element type, each stricter than what ships with kbench."""
+
+    kernel: float | None = Field(default=None, gt=0)
+    """Of an output row of an operation in this type (level 1); absent: 3× the reference's own error."""
+    attention: float | None = Field(default=None, gt=0)
+    """Of a token and head of a layer's attention inside a step of this type (level 2)."""
+    logits: float | None = Field(default=None, gt=0)
+    """Of a row of logits of a step of this type (level 2), from the step with the reference attention."""
+
+
+Tolerances = dict[Literal["float32", "float16", "bfloat16"], Tolerance]
+"""Element type → what is forgiven in it."""
+
+
 class Diagnostics(Strict):
     contaminated: Literal["report", "inconclusive"] = "report"
     """A step cell whose control phases (those that the candidate cannot touch) moved: say so, or refuse to enable."""
@@ -329,6 +344,8 @@ class Rule(Strict):
     """What the plan must be able to see."""
     validity: Validity = Validity()
     """Where an enable holds beyond the very machine that was measured."""
+    tolerance: Tolerances = Field(default_factory=dict)
+    """Element type → tolerances of correctness that are stricter than those that ship."""
     diagnostics: Diagnostics = Diagnostics()
     """What follows from a cell whose control phases moved."""
     policy: RulePolicy = RulePolicy()
@@ -374,8 +391,15 @@ class Arm(Strict):
     seed: int
     kernels: dict[str, str] = Field(default_factory=dict)
     """Implementations of operations other than paged attention."""
+    tolerance: Tolerances = Field(default_factory=dict)
+    """What the rule declares stricter than kbench's own limits; both arms are held to it."""
     root: str
     """Folder that relative paths start from."""
+
+    def tolerated(self, check: Literal["kernel", "attention", "logits"]) -> dict[str, float]:
+        """Element type → the rule's own limit of this check, where it has one."""
+        limits = {dtype: getattr(given, check) for dtype, given in self.tolerance.items()}
+        return {dtype: limit for dtype, limit in limits.items() if limit is not None}
 
     def implementation_of(self, op: str) -> str | None:
         """Who computes `op` in this arm: named for it, for its family (`gemm` for `gemm.qkv`), or nobody."""
