@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kbench.catalog import Implementation, implementation, implementations
+from kbench.catalog import GraphSupport, Implementation, implementation, implementations
 from kbench.errors import UsageError
 from kbench.selection import Query, SelectionRecord, check, resolve
 
@@ -24,7 +24,7 @@ FUSSY = Implementation(
     head_dims=(64, 128),
     power_of_two_head_dim=True,
 )
-BAD = Query("attention.prefill", "cpu", "float32", 24, "NHD", 7, 2, 8, graph=True, mask="window")
+BAD = Query("attention.prefill", "cpu", "float32", 24, "NHD", 7, 2, 8, graph=GraphSupport.SINGLE_TOKEN, mask="window")
 
 
 def test_all_objections_at_once() -> None:
@@ -39,7 +39,7 @@ def test_all_objections_at_once() -> None:
         ("head_dim", "8", "64 or 128"),
         ("head_dim", "8", "a power of two of at least 16"),
         ("heads", "7/2", "q a multiple of kv"),
-        ("graph", "capturable", "eager only"),
+        ("graph", "single-token capture", "eager only"),
         ("mask", "window", "causal"),
     ]
 
@@ -52,7 +52,7 @@ def test_all_objections_at_once() -> None:
         ({"layout": "NDH"}, "layout"),
         ({"page_size": 24}, "page_size"),
         ({"q_heads": 7}, "heads"),
-        ({"graph": True}, "graph"),
+        ({"graph": GraphSupport.SINGLE_TOKEN}, "graph"),
         ({"mask": "sink"}, "mask"),
     ],
 )
@@ -83,6 +83,7 @@ def test_a_refusal_names_every_reason_and_who_could() -> None:
 
 
 def test_what_ran_instead_is_drift() -> None:
-    assert SelectionRecord("attention.decode", "a", "b").drift
+    assert SelectionRecord("attention.decode", "a", "b", declared=False).drift
+    assert not SelectionRecord("attention.decode", "a", "b", policy="fallback").drift
     assert SelectionRecord("attention.decode", "a", "a", observed="b").drift
     assert not SelectionRecord("attention.decode", "a", "a", observed="a").drift

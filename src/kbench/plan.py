@@ -8,15 +8,17 @@ arms' code). It measures nothing and imports no torch.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kbench import __version__, catalog
-from kbench.catalog import Case
+from kbench.catalog import AUTO, Case, Registry
 from kbench.errors import UsageError
 from kbench.hashing import sha256_of, sha256_of_file
 from kbench.suite import Arm, LoadedSuite
+from kbench.suite.choices import registry_of
 from kbench.suite.plugins import is_plugin, plugin_hash
 from kbench.suite.recorded import file_of
 from kbench.suite.schema import ModelSettings
@@ -133,6 +135,9 @@ def _declaration(loaded: LoadedSuite) -> dict[str, Any]:
     that changes its meaning raises RULE_VERSION.
     """
     declared = loaded.suite.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    for variant in declared["variants"].values():
+        for entry in variant.get("fallback", ()):
+            entry.pop("benchmarked", None)  # where its evidence is; what that is worth is looked up
     kernel = declared.get("kernel") or {}
     for key in set(FILES) & set(kernel):
         kernel[key] = sha256_of_file(file_of(kernel[key], loaded.root))
@@ -164,19 +169,42 @@ def _load_files(loaded: LoadedSuite) -> dict[str, str]:
 def _identity(arm: Arm) -> str:
     """Hash of the code that an arm names: its implementations' sources or plug-in files, and its checkpoint."""
     parts: dict[str, Any] = {"kbench": __version__}
+    known, root = registry_of(arm), Path(arm.root)
+
+    def part(op: str, reference: str) -> dict[str, Any]:
+        if reference == AUTO:
+            return {"name": AUTO, "among": [part(op, found.name) for found in known.in_order(op)]}
+        return {"name": reference, "sha256": _source_hash(known, reference, op, root)}
+
     for phase, reference in (("prefill", arm.prefill), ("decode", arm.decode)):
-        parts[phase] = {"name": reference, "sha256": _source_hash(reference, Path(arm.root))}
+        parts[phase] = part(f"attention.{phase}", reference)
     for op, reference in sorted(arm.kernels.items()):
-        parts[op] = {"name": reference, "sha256": _source_hash(reference, Path(arm.root))}
+        parts[op] = part(op, reference)
+    parts |= _alternatives(arm, part)
     if arm.model.checkpoint is not None:
         parts["checkpoint"] = _checkpoint_hash(Path(arm.root) / arm.model.checkpoint)
     return sha256_of(parts)
 
 
-def _source_hash(reference: str, root: Path) -> str:
+def _alternatives(arm: Arm, part: Callable[[str, str], dict[str, Any]]) -> dict[str, Any]:
+    """Who else may serve an arm, and who is treated as gone. Arms that allow nobody else have no such part."""
+    found: dict[str, Any] = {}
+    if arm.fallback:
+        found["fallback"] = [{"op": entry.op, **part(entry.op, entry.use)} for entry in arm.fallback]
+    if arm.policy == "auto":
+        ops = ["attention.prefill", "attention.decode", *sorted(arm.kernels)]
+        found["auto"] = {op: part(op, AUTO) for op in ops}
+    if arm.draft is not None:
+        found["draft"] = [part(f"attention.{phase}", getattr(arm.draft, phase)) for phase in ("prefill", "decode")]
+    if arm.without:
+        found["without"] = sorted(arm.without)
+    return found
+
+
+def _source_hash(names: Registry, reference: str, op: str, root: Path) -> str:
     if is_plugin(reference):
         return plugin_hash(reference, root)
-    known = catalog.implementation(reference)
+    known = names.get(reference, op)
     if known.installed:
         return plugin_hash(known.entry, root)
     module = known.entry.partition(":")[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import logging
 import os
 import signal
 import sys
@@ -153,14 +154,11 @@ def _job(hosted: Hosted, args: dict[str, Any]) -> Outcome:
     return JOBS[name](hosted, args)
 
 
-def _load_plugins(hosted: Hosted, _: dict[str, Any]) -> Outcome:
-    """Import the arm's plug-ins and hold them to the contract, before a run is announced."""
-    from kbench.kernels.registry import is_plugin, load
+def _backends(hosted: Hosted, args: dict[str, Any]) -> Outcome:
+    """Resolve and load everything that the arm names, before a run is announced."""
+    from kbench.measure.backends import resolve_all
 
-    for phase, reference in (("decode", hosted.arm.decode), ("prefill", hosted.arm.prefill)):
-        if is_plugin(reference):
-            load(reference, f"attention.{phase}", Path(hosted.arm.root))
-    return Outcome()
+    return resolve_all(hosted.arm, hosted.device, args)
 
 
 def _costs(hosted: Hosted, args: dict[str, Any]) -> Outcome:
@@ -228,7 +226,7 @@ def _divergence(_: Hosted, args: dict[str, Any]) -> Outcome:
 
 
 JOBS: dict[str, Callable[[Hosted, dict[str, Any]], Outcome]] = {
-    "plugins": _load_plugins,
+    "backends": _backends,
     "costs": _costs,
     "timeline": _timeline,
     "setup": _setup,
@@ -258,6 +256,8 @@ def main() -> None:
     parser.add_argument("--write-fd", type=int, required=True)
     options = parser.parse_args()
     _die_with_parent()
+    logging.basicConfig(stream=sys.stderr, format="%(message)s")
+    logging.getLogger("kbench").setLevel(logging.INFO)
     dispatcher = Dispatcher()
     with os.fdopen(options.read_fd, "rb") as requests, os.fdopen(options.write_fd, "wb") as replies:
         for line in requests:

@@ -18,7 +18,7 @@ from kbench.protocol import Request, Status
 from kbench.run.execute import execute
 from kbench.run.history import History
 from kbench.run.loop import Options
-from kbench.run.preflight import check_plugins
+from kbench.run.preflight import check_backends
 from kbench.run.session import Host
 from kbench.suite import load_suite
 from kbench.worker import Dispatcher
@@ -60,7 +60,8 @@ def test_a_malformed_plugin_costs_no_run(write: Callable[..., Path], tmp_path: P
 
 
 def test_a_plugin_that_crashes_when_imported_is_left_to_the_measurement(write: Callable[..., Path]) -> None:
-    check_plugins(make_plan(load_suite(with_plugin(write, "import os\nos._exit(7)\nfn = None\n"))), Host("cpu"))
+    plan = make_plan(load_suite(with_plugin(write, "import os\nos._exit(7)\nfn = None\n")))
+    check_backends(plan, Host("cpu"), ("kernel", "step"))
 
 
 def test_what_its_user_can_mend_is_no_failure_of_the_candidate() -> None:

@@ -75,7 +75,9 @@ def test_a_trial_measures_clean_steps_then_phases_that_close(
     selection = traced.facts["selection"]
     decodes = any(query == 1 for query, _ in parse_point(point).sequences)
     prefills = any(query > 1 for query, _ in parse_point(point).sequences)
-    assert selection["decode"] == {"requested": decode, "resolved": decode, "observed": decode if decodes else ""}
+    asked = {key: selection["decode"][key] for key in ("requested", "resolved", "observed", "mutations")}
+    ran = decode if decodes else ""
+    assert asked == {"requested": decode, "resolved": decode, "observed": ran, "mutations": []}
     assert selection["prefill"]["observed"] == ("sdpa" if prefills else "")
 
 

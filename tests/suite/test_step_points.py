@@ -46,7 +46,7 @@ def test_page_and_graph_are_checked_against_the_arms_implementations(load: Edit)
         "8*1@900;page=8: blocked cannot serve a so: page_size: wants 8, has a multiple of 16"
     }
     found = problems(load, SAME, blocked, at("8*1@900;graph=on"))
-    assert all("graph: wants capturable" in problem.what for problem in found)
+    assert all("graph: wants single-token capture" in problem.what for problem in found)
     load(SAME, blocked, at("8*1@900;page=32;graph=off;tail=full"))
 
 

@@ -74,6 +74,10 @@ class Implementation:
     roles: tuple[str, ...] = ROLES
     expects_kernel: str = ""
     """Part of the name of a kernel that must be seen in a trace, else something else ran; empty: none is known."""
+    expects_operator: str = ""
+    """Part of the name of a torch operator that it must be seen to call, wherever operators are seen."""
+    never: tuple[str, ...] = ()
+    """Parts of names that show that somebody else computed."""
     installed: bool = False
     """Brought by a package through an entry point, or by a suite: `entry` is a plug-in reference."""
     requires: tuple[str, ...] = ()

@@ -166,3 +166,4 @@ def _measure(
     records = measure.measured(plan, ("kernel",), out, device, False, budget, True, only, sessions or adhoc.SESSIONS)
     view = views.kernel_view(plan.loaded.suite, records, plan.loaded.recorded)
     measure.show(view, as_json, tables.kernel_table)
+    measure.require_selected(plan, records)

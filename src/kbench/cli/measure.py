@@ -162,8 +162,10 @@ def _windowed(level: str, question: str) -> Callable[..., None]:
             return _gate(plan, level, out, device, resume, budget, only, as_json, quick)
         records = measured(plan, (level,), out, device, resume, budget, exploratory, only)
         if level == "step":
-            return show(views.step_view(plan.loaded.suite, records), as_json, tables.step_table)
-        show(views.kernel_view(plan.loaded.suite, records, plan.loaded.recorded), as_json, tables.kernel_table)
+            show(views.step_view(plan.loaded.suite, records), as_json, tables.step_table)
+        else:
+            show(views.kernel_view(plan.loaded.suite, records, plan.loaded.recorded), as_json, tables.kernel_table)
+        require_selected(plan, records)
 
     command.__doc__ = question
     return command
@@ -196,6 +198,18 @@ def workload(
         return show_plan(plan, out, as_json)
     records = measured(plan, ("workload",), out, device, resume, budget, exploratory, "")
     show(views.workload_view(plan.loaded.suite, records), as_json, tables.workload_table)
+    require_selected(plan, records)
+
+
+def require_selected(plan: Plan, records: list[RunRecord]) -> None:
+    """Exit 5 with a line for everything that ran in the place of something else, and was not declared."""
+    from kbench.decide import Evidence, selection_drift
+
+    found = selection_drift(plan.loaded.suite, Evidence.of(records)) if records else ()
+    for sentence in found:
+        typer.echo(f"kbench: {sentence}", err=True)
+    if found:
+        raise typer.Exit(int(ExitCode.INTEGRITY))
 
 
 def show(document: dict[str, Any], as_json: bool, table: Any) -> None:

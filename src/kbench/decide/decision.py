@@ -6,7 +6,9 @@ ran against what was asked for, and the cost ladder. It is pure: no files, no cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kbench.decide.amplification import amplifications
 from kbench.decide.budget import Budget
@@ -14,9 +16,9 @@ from kbench.decide.caveats import Caveat, caveats, contaminated
 from kbench.decide.cells import standing
 from kbench.decide.clauses import judge_clause, judge_regime, regime_cells, slower_cells
 from kbench.decide.diagnostics import diagnostics
-from kbench.decide.evidence import Evidence
+from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import ClauseResult, ClauseStatus, Decision, Looks, RegimeVerdict, Verdict
-from kbench.decide.selections import mismatches
+from kbench.decide.selections import inconsistent, mismatches
 from kbench.errors import IntegrityError
 from kbench.suite.schema import Regime, Suite
 
@@ -92,17 +94,27 @@ def needs_workload(suite: Suite, evidence: Evidence) -> dict[str, bool]:
 
 
 def selection_drift(suite: Suite, evidence: Evidence) -> tuple[str, ...]:
-    """One sentence for every trial whose resolved or observed implementation is not the one that was asked for.
+    """One sentence for every trial whose resolved or observed implementation is none that was asked for or declared,
+    and for every cell in which an arm was two.
 
     One of them makes the whole decision invalid: a candidate that did not run was not measured anywhere.
     """
     found: dict[str, None] = {}
     for cell in evidence.cells():
-        for trial in evidence.trials(cell):
+        trials = evidence.trials(cell)
+        by_variant: dict[str, list[Mapping[str, Any]]] = {}
+        for trial in trials:
+            by_variant.setdefault(trial.variant, []).append(trial.facts)
             for role, what in mismatches(trial.facts):
-                name = f"{cell.level} {cell}, {trial.variant}" + (f" {role}" if role else "")
-                found[f"{name}: {what}"] = None
+                found[f"{_who(cell, trial.variant, role)}: {what}"] = None
+        for variant, facts in by_variant.items():
+            for role, what in inconsistent(facts):
+                found[f"{_who(cell, variant, role)}: {what}"] = None
     return tuple(found)
+
+
+def _who(cell: Cell, variant: str, role: str) -> str:
+    return f"{cell.level} {cell}, {variant}" + (f" {role}" if role else "")
 
 
 def _step_down(

@@ -5,19 +5,23 @@ Owns the reading of `Arm` for the torch part of the engine. It runs nothing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from kbench.catalog import ModelShape, Resolved, model_shape
+from kbench.catalog import Capability, GraphSupport, Implementation, ModelShape, model_shape
 from kbench.checkpoints import read_shape
 from kbench.engine.checkpoint import load_checkpoint
 from kbench.engine.kv import torch_dtype
 from kbench.engine.model import Decoder, Weights
 from kbench.engine.seeded import seeded_weights
 from kbench.errors import UsageError
-from kbench.kernels.registry import is_plugin
-from kbench.selection import Query, SelectionRecord, resolve
+from kbench.kernels.identity import Identity
+from kbench.kernels.registry import Loader
+from kbench.selection import Query, SelectionRecord, SelectionRefused, resolve
+from kbench.suite.choices import PHASES, attention_queries, choice_of, registry_of
 from kbench.suite.schema import Arm
 
 
@@ -68,59 +72,74 @@ def open_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def attention_queries(arm: Arm, shape: ModelShape, phase: str, device: str) -> tuple[Query, ...]:
-    """What each kind of attention layer of the arm asks for in `phase` (`decode` or `prefill`).
+def capability_of(device: str) -> Capability | None:
+    """Compute capability of the CUDA device in use; None on others."""
+    return torch.cuda.get_device_capability() if device == "cuda" and torch.cuda.is_available() else None
 
-    Who asks for graphs asks for captured decodes. A prefill that cannot be captured is no objection: such steps are
-    launched eagerly, and each says so.
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Who serves one operation of an arm: the record of the choice, the instance, and what is known of it."""
+
+    record: SelectionRecord
+    implementation: Any
+    facts: Implementation | None
+    """None of foreign code that declares nothing."""
+    identity: Identity
+
+    @property
+    def graph(self) -> GraphSupport:
+        """Code that declares nothing is not captured."""
+        return GraphSupport.NEVER if self.facts is None else self.facts.graph
+
+    def using(self, implementation: Any) -> Selected:
+        """The same choice, with an instance that was configured for its case."""
+        if implementation is self.implementation:
+            return self
+        return replace(self, implementation=implementation, identity=Identity.of(implementation))
+
+    def checked(self) -> SelectionRecord:
+        """The record with what is no longer as it was when it was resolved."""
+        return replace(self.record, mutations=(*self.record.mutations, *self.identity.changes(self.implementation)))
+
+
+def select(arm: Arm, shape: ModelShape, phase: str, device: str, role: str = "target") -> Selected:
+    """Resolve attention of one phase by the arm's policy: one implementation for all kinds of layers.
+
+    Raises UsageError with every reason where nobody may serve.
     """
-    return tuple(
-        Query(
-            op=f"attention.{phase}",
-            device=device,
-            dtype=arm.model.dtype,
-            page_size=arm.page_size,
-            layout=arm.layout,
-            q_heads=shape.q_heads,
-            kv_heads=shape.kv_heads,
-            head_dim=shape.head_dim,
-            graph=arm.engine.graph == "graph" and phase == "decode",
-            features=kind.features,
-        )
-        for kind in shape.kinds
-    )
+    queries = attention_queries(arm, shape, phase, device, role=role, capability=capability_of(device))
+    return selected(arm, *queries)
 
 
-def operation_query(arm: Arm, shape: Resolved, device: str) -> Query:
-    """What a kernel case of the arm asks for; attributes of attention are features that an implementation declares."""
-    axes = shape.axes
-    features = tuple(name for name in ("window", "softcap", "sinks", "lse") if axes.get(name))
-    return Query(
-        op=shape.op,
-        device=device,
-        dtype=arm.model.dtype,
-        page_size=arm.page_size,
-        layout=arm.layout,
-        q_heads=int(axes.get("q_heads", axes.get("kv_heads", 1))),  # a cache alone has no query heads
-        kv_heads=int(axes.get("kv_heads", 1)),
-        head_dim=int(axes.get("head_dim", 0)),
-        graph=False,
-        mask=str(axes.get("mask", "causal")),
-        features=features,
-    )
+def select_phases(arm: Arm, shape: ModelShape, device: str, role: str = "target") -> tuple[Selected, Selected]:
+    """Who computes attention of decodes and of prefills, chosen apart. Reasons of both phases are told together."""
+    found: list[Selected] = []
+    refusals: list[SelectionRefused] = []
+    for phase in PHASES:
+        try:
+            found.append(select(arm, shape, phase, device, role))
+        except SelectionRefused as error:
+            refusals.append(error)
+    if refusals:
+        raise refusals[0].joined(refusals[1:])
+    return found[0], found[1]
 
 
-def select(arm: Arm, shape: ModelShape, phase: str, device: str) -> SelectionRecord:
-    """Resolve one phase under the policy `reject`: one implementation for all kinds of layers.
-
-    A plug-in states no limits and resolves to itself.
-    """
-    requested = arm.decode if phase == "decode" else arm.prefill
-    if is_plugin(requested):
-        return SelectionRecord(op=f"attention.{phase}", requested=requested, resolved=requested)
-    return resolve(requested, *attention_queries(arm, shape, phase, device))
+def selected(arm: Arm, *queries: Query) -> Selected:
+    """Resolve one operation of an arm by its policy, and load who serves it."""
+    op, role = queries[0].op, queries[0].role
+    choice = choice_of(arm, op, role)
+    if choice is None:
+        raise UsageError(f"variant {arm.name!r} names nobody for {op}", remedy="add it to its kernels")
+    names = registry_of(arm)
+    loader = Loader(Path(arm.root), names, strict=choice.policy == "reject")
+    record = resolve(choice, *queries, known=names, look=loader)
+    made = loader.load(record.resolved, op)
+    return Selected(record, made, loader.facts(record.resolved, op), Identity.of(made))
 
 
 def with_attention(arm: Arm, implementation: str) -> Arm:
     """The same arm with another implementation in both phases."""
-    return arm.model_copy(update={"prefill": implementation, "decode": implementation})
+    alone = {"policy": "reject", "fallback": (), "draft": None, "without": ()}
+    return arm.model_copy(update={"prefill": implementation, "decode": implementation, **alone})

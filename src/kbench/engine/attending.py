@@ -6,22 +6,18 @@ knows neither the model nor how a step is launched.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from kbench.catalog import ModelShape, implementation
+from kbench.catalog import ModelShape
 from kbench.catalog.capability import GraphSupport
+from kbench.engine.arms import Selected
 from kbench.engine.inputs import StepInputs
 from kbench.engine.kv import KVPool
 from kbench.engine.model import Attend, Decoder
 from kbench.engine.phases import Phases
 from kbench.kernels.base import Attention
-from kbench.kernels.declare import declared
-from kbench.kernels.registry import is_plugin, load
 from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
-from kbench.suite.schema import Arm
 
 
 class _Backend:
@@ -47,10 +43,17 @@ class _Backend:
 
 
 class Attending:
-    """Who attends in one runner. `most_tokens`: rows of the largest step."""
+    """Who attends in one runner. `chosen`: of decode and prefill. `most_tokens`: rows of the largest step."""
 
     def __init__(
-        self, arm: Arm, shape: ModelShape, decoder: Decoder, pool: KVPool, *, most_tokens: int, poison: bool
+        self,
+        chosen: tuple[Selected, Selected],
+        shape: ModelShape,
+        decoder: Decoder,
+        pool: KVPool,
+        *,
+        most_tokens: int,
+        poison: bool,
     ) -> None:
         self.poison = poison
         """Fill outputs with NaN before every call."""
@@ -62,13 +65,8 @@ class Attending:
         self._sinks = torch.zeros(shape.q_heads, dtype=torch.float32, device=decoder.device)
         size = (most_tokens, shape.q_heads, shape.head_dim)
         self._out = torch.zeros(size, dtype=decoder.dtype, device=decoder.device)
-        decode = load(arm.decode, "attention.decode", Path(arm.root))
-        prefill = load(arm.prefill, "attention.prefill", Path(arm.root))
-        self._declared = (
-            (decode, _support(decode, arm.decode, "decode")),
-            (prefill, _support(prefill, arm.prefill, "prefill")),
-        )
-        self.use(decode, prefill)
+        self._declared = tuple((one.implementation, one.graph) for one in chosen)
+        self.use(chosen[0].implementation, chosen[1].implementation)
 
     def use(self, decode: Attention, prefill: Attention) -> None:
         """Compute attention with these from now on."""
@@ -133,11 +131,3 @@ class Attending:
                 return out
 
         return attend
-
-
-def _support(loaded: Attention, reference: str, phase: str) -> GraphSupport:
-    """What an implementation says of itself; a plug-in that declares nothing is not captured."""
-    own = declared(loaded)
-    if own is not None:
-        return own.graph
-    return GraphSupport.NEVER if is_plugin(reference) else implementation(reference, f"attention.{phase}").graph

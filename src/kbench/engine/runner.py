@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from kbench.engine.arms import arm_shape, load_decoder, open_device, select
+from kbench.catalog import Implementation
+from kbench.engine.arms import arm_shape, load_decoder, open_device, select_phases
 from kbench.engine.attending import Attending
 from kbench.engine.core import EngineConfig, Request, StepPlan
 from kbench.engine.graphs import StepGraphs
@@ -29,6 +30,7 @@ from kbench.engine.scheduler import Scheduler
 from kbench.engine.stepping import Stepper, Ticket
 from kbench.errors import UsageError
 from kbench.kernels.base import Attention
+from kbench.selection import Mutation, SelectionRecord
 from kbench.suite.schema import Arm
 
 
@@ -37,7 +39,8 @@ class Runner:
 
     `poison` fills the pool and every attention output with NaN first, so that a read of something unwritten shows
     (outputs: until `poison_outputs` is turned off).
-    A `decoder` may be shared between runners of the same model, dtype and device.
+    A `decoder` may be shared between runners of the same model, dtype and device. `role`: a runner of a draft model
+    attends with what the arm names for drafts.
     """
 
     def __init__(
@@ -49,12 +52,15 @@ class Runner:
         *,
         decoder: Decoder | None = None,
         poison: bool = False,
+        role: str = "target",
     ) -> None:
         self.config = config
         self.device = open_device(device)
         self.pages = config.pages if pages is None else pages
         self.shape = decoder.shape if decoder is not None else arm_shape(arm)
-        self.selection = {phase: select(arm, self.shape, phase, device) for phase in ("decode", "prefill")}
+        chosen = select_phases(arm, self.shape, device, role)
+        self._chosen = {"decode": chosen[0], "prefill": chosen[1]}
+        self._asked = (arm.page_size, arm.layout, arm.model.dtype)
         capacity = self.pages * config.page_size
         self._most_pages = min(self.pages, -(-self.shape.max_context // config.page_size))
         self.decoder = decoder or load_decoder(arm, self.device, max_positions=min(capacity, self.shape.max_context))
@@ -69,7 +75,7 @@ class Runner:
         )
         self._poison = poison
         most = max(config.max_batched_tokens, config.max_seqs)
-        self._attending = Attending(arm, self.shape, self.decoder, self.pool, most_tokens=most, poison=poison)
+        self._attending = Attending(chosen, self.shape, self.decoder, self.pool, most_tokens=most, poison=poison)
         self.use(*self._attending.implementations)
         builder = MetadataBuilder(
             page_size=config.page_size,
@@ -93,6 +99,23 @@ class Runner:
             max(self.config.max_batched_tokens, self.config.max_seqs),
             *self._attending.graph_support,
         )
+
+    @property
+    def selection(self) -> dict[str, SelectionRecord]:
+        """Who was chosen for each phase and why, and whatever of it is no longer as it was chosen."""
+        kv = self.pool.layers[0]
+        have = (kv.page_size, kv.layout, str(kv.k.dtype).removeprefix("torch."))
+        named = zip(("page_size", "layout", "dtype"), self._asked, have, strict=True)
+        changed = tuple(Mutation(name, str(asked), str(has)) for name, asked, has in named if asked != has)
+        found = {}
+        for phase, chosen in self._chosen.items():
+            record = chosen.checked()
+            found[phase] = replace(record, mutations=(*record.mutations, *changed))
+        return found
+
+    def facts(self, phase: str) -> Implementation | None:
+        """What is known of who was chosen for a phase; None of code that declares nothing."""
+        return self._chosen[phase].facts
 
     @property
     def attention(self) -> tuple[Attention, Attention]:
@@ -200,9 +223,10 @@ class Engine:
         *,
         decoder: Decoder | None = None,
         poison: bool = False,
+        role: str = "target",
     ) -> None:
         self.config = config or EngineConfig.from_arm(arm)
-        self.runner = Runner(arm, device, self.config, decoder=decoder, poison=poison)
+        self.runner = Runner(arm, device, self.config, decoder=decoder, poison=poison, role=role)
         self.scheduler = Scheduler(self.config)
         self._next_id = 0
         self._null = NullClock()

@@ -69,6 +69,13 @@ def gpus() -> list[dict[str, Any]]:
     return visible
 
 
+def capability(device: str) -> tuple[int, int] | None:
+    """Compute capability of the first visible GPU where `device` is cuda, as NVML has it; None: unknown."""
+    first = next(iter(gpus()), None) if device == "cuda" else None
+    major, _, minor = str(first["compute_capability"] or "").partition(".") if first is not None else ("", "", "")
+    return (int(major), int(minor)) if major and minor else None
+
+
 def throttle_reasons(bits: int) -> list[str]:
     """The names of the set bits of NVML's clock event reasons; a bit without a name is given in hexadecimal."""
     return [_THROTTLE_BITS.get(1 << i, hex(1 << i)) for i in range(bits.bit_length()) if bits >> i & 1]

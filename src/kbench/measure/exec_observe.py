@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from kbench.catalog import implementation
+from kbench.catalog import Implementation
 from kbench.engine.phases import NullClock, Phases
 from kbench.engine.runner import Runner
 from kbench.kernels.base import Attention
-from kbench.kernels.registry import is_plugin
+from kbench.measure.promises import promise_broken
 from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
 
 _PART = "kbench.part "
@@ -43,6 +43,8 @@ class Observation:
         self.kernels: Counter[str] = Counter()
         """What ran on the device, by name; empty on the CPU."""
         self.launched: dict[str, Counter[str]] = {}
+        self.called: dict[str, set[str]] = {}
+        """Every operator, those that call others too, by part."""
 
     def saw(self, name: str) -> None:
         self.launched.setdefault(self.part, Counter())[name] += 1
@@ -86,12 +88,13 @@ def _collect(profiler: profile, seen: Observation) -> None:
             continue
         if not event.name.startswith("aten::") or event.name in _LAUNCHES_NOTHING:
             continue
-        if any(child.name.startswith("aten::") and child.name not in _LAUNCHES_NOTHING for child in event.cpu_children):
-            continue
         around = event.cpu_parent
         while around is not None and not around.name.startswith(_PART):
             around = around.cpu_parent
         seen.part = around.name.removeprefix(_PART) if around is not None else "other"
+        seen.called.setdefault(seen.part, set()).add(event.name)
+        if any(child.name.startswith("aten::") and child.name not in _LAUNCHES_NOTHING for child in event.cpu_children):
+            continue
         seen.saw(event.name)
 
 
@@ -136,6 +139,7 @@ def observe(runner: Runner, restore: Callable[[], object], step: Callable[[Phase
         restore()
         runner.idle()
         seen.launched.clear()
+        seen.called.clear()
         activities = [ProfilerActivity.CPU]
         if runner.device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -164,20 +168,33 @@ def _replayed(runner: Runner, restore: Callable[[], object], step: Callable[[Pha
     return again.kernels
 
 
-def observed_name(resolved: str, op: str, loaded: Attention, seen: Observation) -> str:
-    """The name that what ran answers to; empty where the step did not need this op.
+def observed_name(
+    resolved: str, op: str, facts: Implementation | None, seen: Observation, later: Observation | None = None
+) -> str:
+    """The name that what ran answers to, and what was seen instead where it is not `resolved`'s.
 
-    A catalogue entry that promises a kernel is only seen when that kernel was launched.
+    Empty where the step did not need this op. `facts`: what `resolved` promises of the names that it is seen by; of
+    code that promises nothing it is only seen that something ran. `later`: the same step after many others.
     """
     names = seen.names(op)
     if not names:
         return ""
-    if is_plugin(resolved):
+    if later is not None and later.names(op) != names:
+        return f"not the same throughout: first {_few(names)}, later {_few(later.names(op))}"
+    if facts is None:
         return resolved
-    expected = implementation(resolved, op).expects_kernel
-    if expected and not any(expected in name for name in (*names, *seen.kernels)):
-        return "not " + resolved + ": " + ", ".join(names[:4])
-    return loaded.name
+    kept = [seen] if later is None else [seen, later]
+    device = "cuda" if seen.kernels else "cpu"
+    broken = (
+        promise_broken(facts, [*one.names(op), *sorted(one.called.get(op, ()))], device, tuple(one.kernels))
+        for one in kept
+    )
+    problem = next((text for text in broken if text), "")
+    return f"not what it promises: {problem}" if problem else resolved
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4])
 
 
 @contextmanager

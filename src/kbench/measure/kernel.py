@@ -8,8 +8,7 @@ raises becomes a status and one line. It does not know the other arm, nor what i
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
@@ -24,27 +23,30 @@ from kbench.clock.integrity import unpatched
 from kbench.clock.stopping import unstable
 from kbench.clock.surroundings import Surroundings
 from kbench.clock.timer import prepared_timer
-from kbench.engine.arms import arm_shape, open_device, operation_query
+from kbench.engine.arms import Selected, arm_shape, capability_of, open_device, selected
 from kbench.engine.kv import torch_dtype
 from kbench.env.places import cache_folder
-from kbench.errors import MeasurementError, UsageError
+from kbench.errors import MeasurementError
 from kbench.kernels.declare import declared
 from kbench.kernels.defences import ALL, Defences
 from kbench.kernels.guarding import Rest
-from kbench.kernels.registry import is_plugin, load
+from kbench.kernels.identity import Identity
 from kbench.kernels.resources import resources
 from kbench.kernels.verify import Verification, verify, without_nan
 from kbench.measure.answers import TimedCall, Watch
 from kbench.measure.boundary import guarded
 from kbench.measure.checks import memoised, replay_problem, still_running
+from kbench.measure.promises import promises
+from kbench.measure.refused import refused
 from kbench.measure.timed import Timed, summary
 from kbench.measure.tuning import configured
-from kbench.measure.witness import cuda_facts, expects_here, host_operators, observed
+from kbench.measure.witness import cuda_facts, host_operators, observed
 from kbench.ops.base import InputSettings, Op, checksum
 from kbench.ops.registry import load_op
 from kbench.ops.strict import stricter
 from kbench.protocol import Measurement, Outcome, Status
-from kbench.selection import check
+from kbench.selection import Candidate, SelectionRecord, SelectionRefused, check
+from kbench.suite.choices import operation_query
 from kbench.suite.schema import Arm, Measure
 
 WITNESSED_WINDOWS = 5
@@ -74,11 +76,10 @@ class KernelTrial:
         self._timer_name = timer or settings.timer
         self._given = implementation
         self._defences = defences
-        self._expected = ""
         self._surroundings: Surroundings | None = None
         self._timed: Timed | None = None
         self._clock: DeviceClock | None = None
-        self._selection: dict[str, str] = {}
+        self._chosen: Selected | None = None
         self._thorough = True
 
     def prepare(self, *, thorough: bool = True) -> Outcome:
@@ -111,31 +112,18 @@ class KernelTrial:
     def _prepare(self) -> Outcome:
         device = open_device(self._device_name)
         self._surroundings = Surroundings.of(device)
-        op_name = self._case.op
-        model = arm_shape(self._arm)
-        shape = catalog.resolve_shape(op_name, self._case.shape, model)
-        reference = self._arm.implementation_of(op_name)
-        if reference is None:
-            raise UsageError(f"variant {self._arm.name!r} names nobody for {op_name}", remedy="add it to its kernels")
-        self._selection = {"requested": reference, "resolved": reference, "observed": ""}
-        facts: dict[str, Any] = {"selection": self._selection, "axes": dict(shape.axes)}
-        query = operation_query(self._arm, shape, device.type)
-        listed = self._given is None and not is_plugin(reference)
-        reasons = check(catalog.implementation(reference, op_name), query) if listed else []
-        implementation = self._given
-        if implementation is None and not reasons:
-            implementation = load(reference, op_name, Path(self._arm.root))
-        own = declared(implementation)
-        if own is not None:
-            reasons = check(own, query)
-        known = catalog.implementation(reference, op_name) if listed else own
-        self._expected = known.expects_kernel if known is not None and self._defences.expected_kernel else ""
-        if reasons:
-            text = "; ".join(str(reason) for reason in reasons)
-            return Outcome(Status.UNSUPPORTED, f"{reference} cannot serve {op_name}: {text}", facts=facts)
+        op_name, shape = self._case.op, self._shape()
+        facts: dict[str, Any] = {"axes": dict(shape.axes)}
+        try:
+            self._chosen = self._chosen or self._select(shape)
+        except SelectionRefused as error:
+            return refused(error, **facts)
+        implementation = self._chosen.implementation
         if self._given is None:
             implementation, tuned = configured(implementation, self._case, self._arm, self._device_name, self._settings)
             facts |= {"tuning": tuned} if tuned else {}
+            self._chosen = self._chosen.using(implementation)
+        facts["selection"] = self._selection()
         op = stricter(load_op(op_name), self._arm.tolerated("kernel"))
         dtype = torch_dtype(self._arm.model.dtype)
         settings = InputSettings(self._arm.page_size, self._arm.layout, dtype, device, self._seed)
@@ -148,6 +136,24 @@ class KernelTrial:
             self._clock = DeviceClock(device)
             self._timed = self._rotate(implementation, op, shape, settings)
         return Outcome(measurements=_scopes(verified), facts=facts | self._describe(self._timed, verified))
+
+    def _shape(self) -> Resolved:
+        return catalog.resolve_shape(self._case.op, self._case.shape, arm_shape(self._arm))
+
+    def _select(self, shape: Resolved) -> Selected:
+        """Who computes the case; an instance that was given is held to what it declares, and to nothing else."""
+        query = operation_query(self._arm, shape, self._device_name, capability_of(self._device_name))
+        if self._given is None:
+            return selected(self._arm, query)
+        name, own = str(self._arm.implementation_of(query.op)), declared(self._given)
+        reasons = tuple(check(own, query)) if own is not None else ()
+        if reasons:
+            text = f"{name} cannot serve {query.op}: " + "; ".join(map(str, reasons))
+            raise SelectionRefused(name, query.op, (Candidate(name, reasons),), text, "")
+        return Selected(SelectionRecord(query.op, name, name), self._given, own, Identity.of(self._given))
+
+    def _selection(self, observed: str = "") -> dict[str, Any]:
+        return {} if self._chosen is None else replace(self._chosen.checked(), observed=observed).to_json()
 
     def _rotate(self, implementation: Any, op: Op[Any, Any], shape: Resolved, settings: InputSettings) -> Timed:
         device = settings.device
@@ -208,7 +214,7 @@ class KernelTrial:
     def _finish(self) -> Outcome:
         timed = self._ready()
         watch = timed.watch
-        facts: dict[str, Any] = {"selection": self._selection, "timed_outputs_checked": len(watch.kept)}
+        facts: dict[str, Any] = {"selection": self._selection(), "timed_outputs_checked": len(watch.kept)}
         tampered = self._tampered(watch.device)
         if tampered:
             return Outcome(Status.FAILED, tampered, facts=facts)
@@ -256,9 +262,14 @@ class KernelTrial:
     def _trace(self) -> Outcome:
         reached = ceilings(open_device(self._device_name), cache_folder() / "ceilings")
         facts: dict[str, Any] = {"ceilings": reached.model_dump(mode="json")}
-        named = self._arm.implementation_of(self._case.op)
-        if self._device_name != "cuda" and self._given is None and not (named and is_plugin(named)):
-            return Outcome(facts=facts)
+        self._thorough = False  # the sessions have looked at what is right
+        if self._device_name != "cuda" and self._given is None:
+            try:
+                self._chosen = self._select(self._shape())
+            except SelectionRefused as error:
+                return refused(error)
+            if self._chosen.facts is not None and not promises(self._chosen.facts, self._device_name):
+                return Outcome(facts={**facts, "selection": self._selection()})
         outcome = self._prepare()
         if outcome.status is not Status.OK:
             return outcome
@@ -270,19 +281,21 @@ class KernelTrial:
             if self._device_name == "cuda":
                 facts["resources"] = resources(timed.calls[0])
         self._timed = None
-        return Outcome(facts={"selection": self._selection, **facts})
+        return Outcome(facts=facts)
 
     def _witness(self, timed: Timed) -> dict[str, Any]:
         facts: dict[str, Any] = {f"{timed.timer.name}_us": median(timed.latencies_us)}
-        expected = expects_here(self._expected, self._device_name)
+        chosen = self._chosen
+        promised = chosen is not None and self._defences.expected_kernel and promises(chosen.facts, self._device_name)
         if self._device_name == "cuda":
             own, names = cuda_facts(timed.timer)
-            facts, expected = facts | own, expected and bool(own)
+            facts, promised = facts | own, promised and bool(own)
         else:
-            names = host_operators(timed.timer) if expected else ()
-        if expected:
-            self._selection["observed"] = observed(self._expected, self._selection["resolved"], names)
-        return facts
+            names = host_operators(timed.timer) if promised else ()
+        ran = ""
+        if promised and chosen is not None and chosen.facts is not None:
+            ran = observed(chosen.facts, chosen.record.resolved, names, self._device_name)
+        return {**facts, "selection": self._selection(ran)}
 
 
 def _give_back(device: torch.device) -> None:

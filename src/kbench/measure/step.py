@@ -8,35 +8,36 @@ point gets a KV pool of its own size with scattered pages, partial last pages an
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
 from typing import Any
 
-from kbench.catalog import Case, implementation
+from kbench.catalog import Case
 from kbench.catalog.lengths import tailed
-from kbench.engine.arms import arm_shape, attention_queries
 from kbench.engine.ladder import StepRecord
 from kbench.engine.phases import INSIDE_FORWARD, PHASES, DevicePhaseClock, NullClock, PhaseClock, Phases
 from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Runner
 from kbench.errors import MeasurementError
-from kbench.kernels.registry import is_plugin
 from kbench.measure.clean_step import clean_step
 from kbench.measure.exec_batch import BatchState, KeptWeights, open_runner
 from kbench.measure.exec_correct import DRAWS, Judge, Judgement
 from kbench.measure.exec_observe import observe, observed_name
 from kbench.measure.exec_trial import failure, guarded, one_line
+from kbench.measure.refused import refused
 from kbench.measure.step_modes import other_ways
 from kbench.protocol import Measurement, Outcome, Status
-from kbench.selection import check_all
+from kbench.selection import SelectionRefused
 from kbench.suite.schema import Arm, Measure
 from kbench.suite.step_points import attributed
 
 _WARMUP_STEPS = 3
 _PHASED_STEPS = (4, 40)
 _PHASED_NS = 300_000_000
+_STEPS_BEFORE_LOOKING_AGAIN = 24
+"""In the traced pass: as many as a session of a suite's defaults times at least, a third of them warm."""
 
 
 class StepTrial:
@@ -71,10 +72,10 @@ class StepTrial:
         return self._ended(guarded(self._prepare))
 
     def _prepare(self) -> Outcome:
-        reasons = unsupported(self._arm, self._device)
-        if reasons:
-            return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
-        runner, state = self._open()
+        try:
+            runner, state = self._open()
+        except SelectionRefused as error:
+            return refused(error)
         state.check_plan()
         state.restore()
         # The draws are the same in every session; the first one takes all of them.
@@ -134,9 +135,9 @@ class StepTrial:
         state.fill(self._seed)
         return runner, state
 
-    def _selection(self, observed: dict[str, str]) -> dict[str, dict[str, str]]:
+    def _selection(self, observed: dict[str, str]) -> dict[str, dict[str, Any]]:
         return {
-            phase: {"requested": record.requested, "resolved": record.resolved, "observed": observed.get(phase, "")}
+            phase: replace(record, observed=observed.get(phase, "")).to_json()
             for phase, record in self._runner.selection.items()
         }
 
@@ -215,6 +216,7 @@ class StepTrial:
             taken += other_ways(self._runner, self._state, self._timed_step)
         facts = {
             "phased_steps": len(walls),
+            "selection": self._selection({}),
             "final_correctness": asdict(judgement),
         }
         if not judgement.correct:
@@ -247,17 +249,20 @@ class StepTrial:
         return guarded(self._trace)
 
     def _trace(self) -> Outcome:
-        reasons = unsupported(self._arm, self._device)
-        if reasons:
-            return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
-        runner, state = self._open()
+        try:
+            runner, state = self._open()
+        except SelectionRefused as error:
+            return refused(error)
         state.restore()
         state.step(self._null)
         launched = runner.last_step
         seen = observe(runner, state.restore, state.step)
+        for _ in range(_STEPS_BEFORE_LOOKING_AGAIN):
+            self._repeat(self._null)
+        later = observe(runner, state.restore, state.step)
         observed = {
-            phase: observed_name(runner.selection[phase].resolved, f"attention.{phase}", loaded, seen)
-            for phase, loaded in zip(("decode", "prefill"), runner.attention, strict=True)
+            phase: observed_name(chosen.resolved, f"attention.{phase}", runner.facts(phase), seen, later)
+            for phase, chosen in runner.selection.items()
         }
         facts = {
             "graph": launched.mode,
@@ -291,18 +296,6 @@ class StepTrial:
         if outcome.status is not Status.OK:
             self._failure = outcome
         return outcome
-
-
-def unsupported(arm: Arm, device: str) -> list[str]:
-    """Every reason why the arm's implementations cannot serve its model on `device`; plug-ins state none."""
-    shape = arm_shape(arm)
-    reasons = []
-    for phase, requested in (("decode", arm.decode), ("prefill", arm.prefill)):
-        if not is_plugin(requested):
-            queries = attention_queries(arm, shape, phase, device)
-            candidate = implementation(requested, f"attention.{phase}")
-            reasons += [f"{requested}: {reason}" for reason in check_all(candidate, queries)]
-    return reasons
 
 
 def _quantile(values: list[int], share: float) -> float:

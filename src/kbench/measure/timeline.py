@@ -17,7 +17,6 @@ from kbench.engine.phases import NullClock
 from kbench.engine.runner import Runner
 from kbench.measure.exec_batch import BatchState, open_runner
 from kbench.measure.exec_trial import guarded
-from kbench.measure.step import unsupported
 from kbench.protocol import Measurement, Outcome, Status
 from kbench.suite.schema import Arm
 
@@ -40,9 +39,6 @@ def record_timeline(arm: Arm, device: str, points: list[str], path: Path, seed: 
 
 
 def _record(arm: Arm, device: str, points: list[str], path: Path, seed: int, steps: int) -> Outcome:
-    reasons = unsupported(arm, device)
-    if reasons:
-        return Outcome(Status.UNSUPPORTED, "; ".join(reasons), facts={"reasons": reasons})
     parsed = [parse_point(point) for point in points]
     runner = open_runner(arm, device, parsed)
     states = list(_states(runner, parsed, seed))

@@ -1,7 +1,7 @@
 """The second witness of a trial: a profiler beside the timer, in a worker where nothing is timed for evidence.
 
-Owns what ran (kernels on CUDA, torch's operators on a CPU), their time, and who that makes the implementation. A name
-that begins with `aten::` is expected of a CPU, any other of CUDA.
+Owns what ran (kernels on CUDA, torch's operators on a CPU), their time, and who that makes the implementation.
+What it must be seen by is `measure.promises`'s.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import Any
 
 import torch
 
+from kbench.catalog import Implementation
 from kbench.clock.profiler import profile_kernels
 from kbench.clock.timer import Timer
+from kbench.measure.promises import OPERATOR, promise_broken
 
-OPERATOR = "aten::"
 SHOWN = 8
 
 
-def expects_here(expected: str, device_type: str) -> bool:
-    return bool(expected) and expected.startswith(OPERATOR) == (device_type == "cpu")
-
-
-def observed(expected: str, resolved: str, names: tuple[str, ...]) -> str:
-    """`resolved` where the expected kernel was among those that ran, else what ran instead; nothing is `unknown`."""
-    if any(expected in name for name in names):
+def observed(facts: Implementation, resolved: str, names: tuple[str, ...], device_type: str) -> str:
+    """`resolved` where what ran keeps its promises, else what ran instead; nothing is `unknown`."""
+    if not names:
+        return "unknown"
+    problem = promise_broken(facts, names, device_type)
+    if not problem:
         return resolved
-    return names[0] if names else "unknown"
+    return problem if problem in names else names[0]
 
 
 def host_operators(timer: Timer) -> tuple[str, ...]:

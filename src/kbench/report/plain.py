@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from kbench.decide.selections import selections_of
 from kbench.plan import Plan
 from kbench.report.text import clean, count, duration
+from kbench.selection import SelectionRecord
 
 
 @dataclass(slots=True)
@@ -24,6 +26,7 @@ class PlainProgress:
     clock: Callable[[], float] = time.monotonic
     _began: float = field(init=False)
     _sessions: int = field(default=0, init=False)
+    _selected: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -32,8 +35,13 @@ class PlainProgress:
         """Events that are not of interest to people (every window) write nothing."""
         if event == "session_started":
             self._sessions += 1
-        text = line(event, facts)
-        if text:
+        if event == "selected":
+            # Every session and case resolves anew: a line that says nothing new is not written again.
+            told = [text for text in selection_lines(facts) if text not in self._selected]
+            self._selected.update(told)
+        else:
+            told = [text for text in (line(event, facts),) if text]
+        for text in told:
             self._write(f"{duration(1e6 * (self.clock() - self._began)):>9}  {text}")
 
     def _write(self, text: str) -> None:
@@ -48,6 +56,12 @@ def progress(plan: Plan, stream: TextIO | None = None) -> PlainProgress:
     observer = PlainProgress(sys.stderr if stream is None else stream)
     observer("announced", name=plan.name, plan_hash=plan.plan_hash, cases=len(plan.cases))
     return observer
+
+
+def selection_lines(facts: dict[str, Any]) -> list[str]:
+    """One line for every resolution that a trial's facts tell of."""
+    found = [SelectionRecord.from_json(record) for _, record in selections_of(facts["facts"])]
+    return [clean(f"{facts['variant']}  {record.line()}") for record in found if record.resolved and record.op]
 
 
 def line(event: str, facts: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from kbench.run import costs, ladder, parts
 from kbench.run.committed import committed
 from kbench.run.history import History, file_hashes
 from kbench.run.loop import Loop, Options, sessions_of
-from kbench.run.preflight import check_plugins
+from kbench.run.preflight import check_backends
 
 
 def execute(plan: Plan, options: Options) -> RunRecord | None:
@@ -35,7 +35,7 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
     folder = options.root / plan.name
     with _only_one(folder):
         if options.exploratory or options.only:
-            check_plugins(plan, options.host)
+            check_backends(plan, options.host, options.levels, options.only)
             return _exploratory(plan, options, folder / "exploratory")
         history = History.read(options.root, plan.name)
         history.require_unchanged(plan)
@@ -46,7 +46,7 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
             return None
         _require_this_machine(earlier, options.host.device)
         commit = committed(plan)
-        check_plugins(plan, options.host)
+        check_backends(plan, options.host, options.levels, options.only)
         if name is None:
             run = _start(plan, options, history, commit)
         else:
@@ -67,7 +67,7 @@ def execute_apart(plan: Plan, options: Options, kind: str) -> RunRecord:
     _require_sense(plan, options)
     folder = options.root / plan.name
     with _only_one(folder):
-        check_plugins(plan, options.host)
+        check_backends(plan, options.host, options.levels, options.only)
         return _exploratory(plan, options, folder / kind)
 
 

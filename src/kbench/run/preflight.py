@@ -1,30 +1,50 @@
-"""Before a run is announced: do the plug-ins of its arms load and keep the contract?
+"""Before a run is announced: can everything that its arms name be had here, under their policies?
 
-Owns the one question that only torch can answer and that is the user's to mend: a plug-in with a missing import or a
-wrong signature is no evidence about a candidate, and must not cost a run.
+Owns the one question that is the user's to mend: a backend that is gone, a plug-in with a missing import or a wrong
+signature is no evidence about a candidate, and must not cost a run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kbench.env.gpu import capability
 from kbench.errors import UsageError
 from kbench.plan import Plan
 from kbench.run.session import Host, open_pair
 from kbench.run.workers import WorkerLost
-from kbench.suite.plugins import is_plugin
+from kbench.suite.checks import model_of
+from kbench.suite.choices import brings_code
+from kbench.suite.demands import demands, served
+from kbench.suite.schema import Arm
 
 
-def check_plugins(plan: Plan, host: Host) -> None:
-    """Raise UsageError for a plug-in that does not load. One that crashes or hangs is left to the measurement."""
-    arms = [arm for arm in plan.both if is_plugin(arm.prefill) or is_plugin(arm.decode)]
-    if not arms:
+def check_backends(plan: Plan, host: Host, levels: Sequence[str], only: str = "") -> None:
+    """Raise UsageError, with every reason, for an arm that cannot be served; a plug-in that crashes or hangs is left
+    to the measurement. `only`: cases whose id has this text."""
+    cases = [case for case in plan.cases if only in str(case)]
+    model = model_of(plan.loaded.suite.model, plan.loaded.root)
+    loading = [arm for arm in plan.both if brings_code(arm)]
+    for arm in plan.both:
+        if arm not in loading:
+            for demand in demands(arm, model, cases, levels, host.device, capability(host.device)):
+                try:
+                    served(arm, demand)
+                except UsageError as error:
+                    raise _named(arm, str(error)) from error
+    if not loading:
         return
     timeout_s = plan.loaded.suite.measure.trial_timeout_s
-    with TemporaryDirectory() as logs, suppress(WorkerLost), open_pair(plan, host, Path(logs), "plugins") as pair:
-        for arm in arms:
-            outcome = pair.ask(arm.name, "job", {"name": "plugins"}, timeout_s)
+    asked = {"name": "backends", "cases": [str(case) for case in cases], "levels": list(levels)}
+    with TemporaryDirectory() as logs, suppress(WorkerLost), open_pair(plan, host, Path(logs), "backends") as pair:
+        for arm in loading:
+            outcome = pair.ask(arm.name, "job", asked, timeout_s)
             if outcome.facts.get("usage"):
-                raise UsageError(f"variant {arm.name}: {outcome.message}")
+                raise _named(arm, outcome.message)
+
+
+def _named(arm: Arm, message: str) -> UsageError:
+    return UsageError(f"variant {arm.name}: {message}")

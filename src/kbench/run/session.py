@@ -148,6 +148,7 @@ class Session:
         for variant in pair.workers:
             args = {"case": str(case), "thorough": self.thorough}
             prepared[variant] = pair.ask(variant, "prepare", args, timeout_s)
+            self.observe("selected", session=self.number, variant=variant, facts=prepared[variant].facts)
         self.observe("case_prepared", session=self.number, case=str(case))
         ready = all(outcome.status is Status.OK for outcome in prepared.values())
         broken = self._windows(pair, case, timeout_s) if ready else {}

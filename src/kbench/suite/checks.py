@@ -12,8 +12,7 @@ from pathlib import Path
 from kbench import catalog
 from kbench.checkpoints import check_checkpoint
 from kbench.errors import UsageError
-from kbench.selection import Query, check_all
-from kbench.suite.plugins import is_plugin, plugin_problems
+from kbench.suite.choice_checks import choice_problems, served_problems
 from kbench.suite.regimes import regime_problems, regime_warnings
 from kbench.suite.rules import rule_problems, rule_warnings
 from kbench.suite.schema import METRICS_OF_LEVEL, Arm, AttentionChoice, Clause, ModelSettings, Regime, Suite, Variant
@@ -51,6 +50,11 @@ def arm_of(suite: Suite, name: str, root: Path) -> Arm:
         kernels={op: name for variant in reversed(chain) for op, name in variant.kernels.items()},
         tolerance=suite.rule.tolerance,
         root=str(root.absolute()),  # whatever the working folder becomes under code of somebody else
+        draft=next((variant.draft for variant in chain if variant.draft), None),
+        policy=next((variant.policy for variant in chain if variant.policy), "reject"),
+        fallback=next((variant.fallback for variant in chain if variant.fallback is not None), ()),
+        registered={slot: to for variant in reversed(chain) for slot, to in variant.register_.items()},
+        overridden={slot: to for variant in reversed(chain) for slot, to in variant.override.items()},
     )
 
 
@@ -128,7 +132,7 @@ def _claim(suite: Suite, root: Path) -> Iterator[Found]:
 def _model(suite: Suite, root: Path) -> Iterator[Found]:
     """Whether the engine can host the model: its parts, and every tensor of a checkpoint by the files' headers."""
     try:
-        shape = _shape(suite.model, root)
+        shape = model_of(suite.model, root)
     except UsageError as error:
         for problem in error.problems:
             yield ("model", "checkpoint"), f"{problem.file}: {problem.what}", problem.remedy
@@ -141,7 +145,7 @@ def _model(suite: Suite, root: Path) -> Iterator[Found]:
         yield ("model", "layers"), what, "leave layers out"
 
 
-def _shape(model: ModelSettings, root: Path) -> catalog.ModelShape:
+def model_of(model: ModelSettings, root: Path) -> catalog.ModelShape:
     """Of a preset with the suite's number of layers, or of a checkpoint. UsageError where that cannot be loaded."""
     if model.preset is not None:
         return catalog.model_shape(model.preset).with_layers(model.layers)
@@ -150,7 +154,7 @@ def _shape(model: ModelSettings, root: Path) -> catalog.ModelShape:
 
 def _variants(suite: Suite, root: Path) -> Iterator[Found]:
     try:
-        shape = _shape(suite.model, root)
+        shape = model_of(suite.model, root)
     except UsageError:
         shape = None  # said once, of the model
     for name in suite.variants:
@@ -160,10 +164,10 @@ def _variants(suite: Suite, root: Path) -> Iterator[Found]:
         except UsageError as error:
             yield path, error.problems[0].what, error.problems[0].remedy
             continue
-        for phase in ("prefill", "decode"):
-            yield from _implementation(arm, phase, getattr(arm, phase), (*path, "attention", phase), root, shape)
-        for op, reference in arm.kernels.items():
-            yield from _kernel(op, reference, (*path, "kernels", op), root)
+        wrong = list(choice_problems(arm, path, root))
+        yield from wrong
+        if shape is not None and not wrong:
+            yield from served_problems(arm, path, shape)
         if name in (suite.claim.baseline, suite.claim.candidate):
             for op in suite.kernel.ops if suite.kernel else ():
                 if arm.implementation_of(op) is None:
@@ -176,60 +180,21 @@ def _variants(suite: Suite, root: Path) -> Iterator[Found]:
             )
 
 
-def _implementation(
-    arm: Arm, phase: str, reference: str, path: KeyPath, root: Path, shape: catalog.ModelShape | None
-) -> Iterator[Found]:
-    if is_plugin(reference):
-        for what, remedy in plugin_problems(reference, root):
-            yield path, what, remedy
-        return
-    op = f"attention.{phase}"
-    try:
-        candidate = catalog.implementation(reference, op)
-    except UsageError as error:
-        yield path, error.problems[0].what, error.problems[0].remedy
-        return
-    if shape is None:
-        return
-    device = candidate.devices[0]
-    heads = (shape.q_heads, shape.kv_heads, shape.head_dim)
-    queries = [
-        Query(op, device, arm.model.dtype, arm.page_size, arm.layout, *heads, features=kind.features)
-        for kind in shape.kinds
-    ]
-    for reason in check_all(candidate, queries):
-        yield path, f"{reference} cannot serve this variant: {reason}", "choose another implementation or setting"
-
-
 def _step_points(suite: Suite, root: Path) -> Iterator[Found]:
     try:
-        shape = _shape(suite.model, root)
+        shape = model_of(suite.model, root)
     except UsageError:
         shape = None  # said of the model
     arms = []
     for name in (suite.claim.baseline, suite.claim.candidate):
         try:
             arm = arm_of(suite, name, root)
-            for phase in ("prefill", "decode"):
-                if not is_plugin(getattr(arm, phase)):
-                    catalog.implementation(getattr(arm, phase), f"attention.{phase}")
+            if list(choice_problems(arm, (), root)):
+                continue  # said of the variant
         except UsageError:
-            continue  # said of the variant
+            continue
         arms.append(arm)
     yield from step_problems(suite, arms, shape, root)
-
-
-def _kernel(op: str, reference: str, path: KeyPath, root: Path) -> Iterator[Found]:
-    if op in PAGED:
-        yield path, f"{op} is chosen under attention", "write attention = { prefill = …, decode = … }"
-    elif is_plugin(reference):
-        for what, remedy in plugin_problems(reference, root):
-            yield path, what, remedy
-    else:
-        try:
-            catalog.implementation(reference, op)
-        except UsageError as error:
-            yield path, error.problems[0].what, error.problems[0].remedy
 
 
 def _any(op: str) -> str:

@@ -136,6 +136,20 @@ class EngineOverride(Strict):
     watermark: float | None = Field(default=None, ge=0, lt=1)
 
 
+def _slot(text: str) -> None:
+    name, at, op = text.partition("@")
+    if not (at and name):
+        raise UsageError(f"{text!r} is no slot", remedy="write NAME@OP, e.g. custom@attention.decode")
+    _op(op)
+
+
+SlotName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}@[a-z0-9_.]+$"),
+    AfterValidator(lambda text: _checked(text, _slot)),
+]
+
+
 class AttentionChoice(Strict):
     prefill: str
     """Implementation of attention.prefill: a name, or FILE.py:FUNCTION relative to the suite."""
@@ -143,11 +157,34 @@ class AttentionChoice(Strict):
     """Implementation of attention.decode: a name, or FILE.py:FUNCTION relative to the suite."""
 
 
+class Fallback(Strict):
+    """Who may stand in for the implementation of one operation where that cannot be had."""
+
+    op: OpName
+    """The operation: attention.decode, attention.prefill or a key of `kernels`."""
+    use: str
+    """A name, or FILE.py:NAME relative to the suite. Several entries of one operation are asked in their order."""
+    benchmarked: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{12,64})?$")] = ""
+    """Hash of the plan that measured it. Without one nothing is enabled. It points at evidence and declares nothing, so
+    that adding it later is no edit of the suite."""
+
+
 class Variant(Strict):
     extends: Name | None = None
     """Start from this variant's keys."""
     attention: AttentionChoice | None = None
     """Who computes attention, in each phase."""
+    draft: AttentionChoice | None = None
+    """Who computes attention of a draft model beside it; absent: the same as the target's."""
+    policy: Literal["reject", "fallback", "auto"] | None = None
+    """Where an implementation cannot be had: stop with all reasons (reject, the default), take a declared fallback, or
+    the first in the order of `kbench backends` that can."""
+    fallback: tuple[Fallback, ...] | None = None
+    """Under `fallback`: who is asked next, an operation at a time, in this order."""
+    register_: dict[SlotName, str] = Field(default_factory=dict, alias="register")
+    """NAME@OP → FILE.py:NAME: an implementation under a new name, e.g. into the slot custom@attention.decode."""
+    override: dict[SlotName, str] = Field(default_factory=dict)
+    """NAME@OP → FILE.py:NAME: as `register`, under a name that is taken, in this variant alone."""
     page_size: int | None = Field(default=None, ge=1, le=65_536)
     """Tokens a KV page."""
     layout: Literal["NHD", "HND"] | None = None
@@ -395,6 +432,16 @@ class Arm(Strict):
     """What the rule declares stricter than kbench's own limits; both arms are held to it."""
     root: str
     """Folder that relative paths start from."""
+    draft: AttentionChoice | None = None
+    """Who attends in the role of a draft model; None: as in that of the target."""
+    policy: Literal["reject", "fallback", "auto"] = "reject"
+    fallback: tuple[Fallback, ...] = ()
+    registered: dict[str, str] = Field(default_factory=dict)
+    """NAME@OP → reference, under a new name."""
+    overridden: dict[str, str] = Field(default_factory=dict)
+    """NAME@OP → reference, under a name that was taken."""
+    without: tuple[str, ...] = ()
+    """Implementations to be treated as gone (`--without`)."""
 
     def tolerated(self, check: Literal["kernel", "attention", "logits"]) -> dict[str, float]:
         """Element type → the rule's own limit of this check, where it has one."""

@@ -13,8 +13,7 @@ from kbench import catalog
 from kbench.catalog import ModelShape, Point, Shape, StepAttributes, declared_visits, parse_shape, parse_step
 from kbench.catalog.lengths import UNIT, shared_tokens, tailed
 from kbench.errors import UsageError
-from kbench.selection import Query, check_all
-from kbench.suite.plugins import is_plugin
+from kbench.suite.choices import attention_queries, objections
 from kbench.suite.schema import Arm, Suite
 
 KeyPath = tuple[str | int, ...]
@@ -127,18 +126,8 @@ def _served(shape: Shape, point: Point, arm: Arm, model: ModelShape) -> Iterator
     if changed is arm:
         return
     single = {group.query_tokens == 1 for group in point.groups}
-    for phase, reference, used in (("decode", arm.decode, True in single), ("prefill", arm.prefill, False in single)):
-        if not used or is_plugin(reference):
+    for phase, used in (("decode", True in single), ("prefill", False in single)):
+        if not used:
             continue
-        candidate = catalog.implementation(reference, f"attention.{phase}")
-        heads = (model.q_heads, model.kv_heads, model.head_dim)
-        graph = changed.engine.graph == "graph" and phase == "decode"
-        queries = [
-            Query(
-                f"attention.{phase}", candidate.devices[0], arm.model.dtype, changed.page_size, arm.layout, *heads,
-                graph=graph, features=kind.features,
-            )
-            for kind in model.kinds
-        ]  # fmt: skip
-        for reason in check_all(candidate, queries):
-            yield f"{reference} cannot serve {arm.name} so: {reason}", "another value, or another implementation"
+        for name, reason in objections(changed, attention_queries(changed, model, phase, "")):
+            yield f"{name} cannot serve {arm.name} so: {reason}", "another value, or another implementation"

@@ -14,6 +14,7 @@ ENTRIES = (
         "plain softmax(QK)V, one sequence at a time, scores materialised",
         features=("window", "softcap", "sinks", "lse"),
         priority=0,
+        never=("scaled_dot_product",),
     ),
     Implementation(
         "sdpa",
@@ -21,6 +22,7 @@ ENTRIES = (
         "kbench.kernels.sdpa:SdpaPrefill",
         "gathers each sequence's pages, then torch scaled_dot_product_attention",
         priority=12,
+        expects_operator="scaled_dot_product",
     ),
     Implementation(
         "sdpa-gather",
@@ -29,6 +31,7 @@ ENTRIES = (
         "gathers the whole batch's pages into one padded tensor, then scaled_dot_product_attention",
         graph=GraphSupport.SINGLE_TOKEN,
         priority=12,
+        expects_operator="scaled_dot_product",
     ),
     Implementation(
         "blocked",
@@ -37,6 +40,7 @@ ENTRIES = (
         "streams tiles of pages with a running softmax; never builds the gathered tensor",
         page_multiple_of=16,
         priority=11,
+        never=("scaled_dot_product",),
     ),
     Implementation(
         "blocked-tuned",
@@ -45,6 +49,7 @@ ENTRIES = (
         "as blocked, with the size of a tile left to the tuner",
         page_multiple_of=16,
         priority=5,
+        never=("scaled_dot_product",),
     ),
     Implementation(
         "triton-paged",
@@ -58,6 +63,7 @@ ENTRIES = (
         page_multiple_of=16,
         graph=GraphSupport.SINGLE_TOKEN,
         expects_kernel="_paged_decode",
+        never=("scaled_dot_product",),
     ),
     Implementation(
         "sdpa-flash",
@@ -69,6 +75,7 @@ ENTRIES = (
         priority=14,
         dtypes=HALF,
         expects_kernel="flash",
+        expects_operator="scaled_dot_product",
     ),
     Implementation(
         "sdpa-cudnn",
@@ -80,6 +87,7 @@ ENTRIES = (
         priority=13,
         dtypes=HALF,
         expects_kernel="cudnn",
+        expects_operator="scaled_dot_product",
     ),
     Implementation(
         "sdpa-math",
@@ -87,6 +95,7 @@ ENTRIES = (
         "kbench.kernels.sdpa_backends:SdpaMath",
         "scaled_dot_product_attention in plain operations, on contiguous keys and values",
         priority=1,
+        expects_operator="scaled_dot_product",
     ),
     Implementation(
         "flex",
@@ -98,6 +107,7 @@ ENTRIES = (
         priority=20,
         power_of_two_head_dim=True,
         features=("window", "softcap", "sinks", "lse"),
+        never=("scaled_dot_product",),
     ),
     Implementation(
         "triton-paged-features",
@@ -111,6 +121,7 @@ ENTRIES = (
         graph=GraphSupport.SINGLE_TOKEN,
         expects_kernel="_decode_split",
         features=("window", "softcap", "sinks", "lse"),
+        never=("scaled_dot_product",),
     ),
     Implementation(
         "triton-prefill",
@@ -124,6 +135,7 @@ ENTRIES = (
         graph=ALWAYS,
         expects_kernel="_prefill",
         features=("window", "softcap", "sinks", "lse"),
+        never=("scaled_dot_product",),
     ),
     Implementation(
         "flashinfer-decode",
