@@ -57,6 +57,8 @@ def _differences(place: str, old: object, new: object) -> Iterator[str]:
                 yield f"{inner}: (absent) → {_shown(new[key])}"
             else:
                 yield from _differences(inner, old[key], new[key])
+    elif _plain_lists(old, new):
+        yield f"{place}: {_shown(old)} → {_shown(new)}"
     elif isinstance(old, list | tuple) and isinstance(new, list | tuple):
         for i in range(max(len(old), len(new))):
             if i >= len(new):
@@ -67,6 +69,13 @@ def _differences(place: str, old: object, new: object) -> Iterator[str]:
                 yield from _differences(f"{place}[{i}]", old[i], new[i])
     elif canonical(old) != canonical(new):
         yield f"{place}: {_shown(old)} → {_shown(new)}"
+
+
+def _plain_lists(old: object, new: object) -> bool:
+    """Whether these are lists of plain values, one longer than the other: they are read better whole."""
+    if not (isinstance(old, list | tuple) and isinstance(new, list | tuple)) or len(old) == len(new):
+        return False
+    return not any(isinstance(item, Mapping | list | tuple) for item in (*old, *new))
 
 
 def _shown(value: object) -> str:

@@ -167,8 +167,15 @@ def test_the_ledger_commands(folder: Path) -> None:
     head = kbench("ledger", "anchor", *out(folder), "--json").document["head"]
     assert head == entries[-1]["hash"]
     intact = kbench("ledger", "verify", *out(folder), "--anchor", head, "--json")
-    assert (intact.code, intact.document["intact"]) == (0, True)
+    assert (intact.code, intact.document["intact"], intact.document["torn_bytes"]) == (0, True, 0)
     ledger = folder / "results" / "claim" / "ledger.jsonl"
+    assert kbench("ledger", "verify", ledger.parent).out == "intact: 5 entries\n"
+    whole = ledger.read_bytes()
+    ledger.write_bytes(whole + b'{"n":6')
+    assert "6 bytes of a torn last line are passed over" in kbench("ledger", "verify", ledger).out
+    ledger.write_bytes(whole.splitlines(keepends=True)[0])
+    assert kbench("ledger", "verify", ledger).code == 5  # its runs lie beside it, and it does not know them
+    ledger.write_bytes(whole)
     ledger.write_text(ledger.read_text().replace('"n":2', '"n":7'))
     broken = kbench("ledger", "verify", ledger, "--json")
     assert (broken.code, broken.document["intact"]) == (5, False)
@@ -251,7 +258,7 @@ def test_a_level_that_the_suite_lacks_is_one_line(fresh: Path) -> None:
 def test_an_edit_after_evidence_is_exit_5_with_the_difference(folder: Path, edit: str) -> None:
     options: tuple[object, ...] = ()
     if edit == "seed":
-        options, shown = ("--seed", 5), "suite.seed: "
+        options, shown = ("--seed", 5), "seed: 1 → 5"
     elif edit == "rule":
         (folder / "suite.toml").write_text(SUITE.replace("margin = 0.03", "margin = 0.5"))
         shown = "margin: 0.03 → 0.5"

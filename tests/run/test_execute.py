@@ -18,7 +18,7 @@ from kbench.ledger import Kind
 from kbench.plan import Plan, make_plan
 from kbench.record import RunRecord, list_runs, read_run
 from kbench.run.execute import execute
-from kbench.run.history import History
+from kbench.run.history import History, file_hashes
 from kbench.run.loop import Options
 from kbench.run.session import Host
 from kbench.suite import load_suite
@@ -125,9 +125,9 @@ def test_what_is_done_is_not_measured_again(folder: Path) -> None:
     ("old", "new", "shown"),
     [
         ("min_saving = 0.02", "min_saving = 0.01", "min_saving: 0.02 → 0.01"),
-        ("looks = [2]", "looks = [3]", "looks[0]: 2 → 3"),
+        ("looks = [2]", "looks = [3]", "rule.looks[0]: 2 → 3"),
         ('points = ["1*1@127"]\n[step]', 'points = ["1*1@126"]\n[step]', "kernel.points[0]"),
-        ('schema = "kbench.suite/1"', 'schema = "kbench.suite/1"\nseed = 5', "suite.seed: "),
+        ('schema = "kbench.suite/1"', 'schema = "kbench.suite/1"\nseed = 5', "seed: 1 → 5"),
     ],
 )
 def test_an_edit_after_evidence_is_refused_and_shown(folder: Path, old: str, new: str, shown: str) -> None:
@@ -192,6 +192,31 @@ def test_evidence_that_was_altered_or_removed_is_refused(folder: Path, name: str
         evidence(folder)
 
 
+def test_evidence_that_was_added_is_refused(folder: Path) -> None:
+    [run] = list_runs(folder / "results" / "loop")
+    shutil.copy(run / "samples.parquet", run / "requests.parquet")
+    with pytest.raises(IntegrityError, match="added"):
+        evidence(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_run_that_a_shortened_ledger_does_not_announce_is_refused(folder: Path, kept: int) -> None:
+    ledger = folder / "results" / "loop" / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:kept]))
+    with pytest.raises(IntegrityError, match="does not announce") as caught:
+        go(folder / "loop.toml", folder / "results")
+    assert caught.value.exit_code == 5
+
+
+def test_a_copy_of_a_run_under_another_name_is_no_run(folder: Path) -> None:
+    [run] = list_runs(folder / "results" / "loop")
+    shutil.copytree(run, run.with_name("backup"))
+    (run.parent / "broken").mkdir()
+    (run.parent / "broken" / "run.json").write_text("{")
+    assert go(folder / "loop.toml", folder / "results") is None
+    assert len(evidence(folder)[0]) == 1
+
+
 def test_a_ledger_that_was_edited_is_refused(folder: Path) -> None:
     ledger = folder / "results" / "loop" / "ledger.jsonl"
     ledger.write_text(ledger.read_text().replace('"n":2', '"n":3'))
@@ -228,7 +253,7 @@ def test_runs_of_two_machines_are_not_pooled(folder: Path, monkeypatch: pytest.M
     header = json.loads((other / "run.json").read_text())
     (other / "run.json").write_text(json.dumps({**header, "run": other.name, "machine": "cuda/another/torch-1"}))
     history.ledger.append(Kind.RUN_START, {"run": other.name, "plan_hash": plan.plan_hash, "levels": ["kernel"]})
-    history.ledger.append(Kind.RUN_END, {"run": other.name, "plan_hash": plan.plan_hash, "files": {}})
+    history.ledger.append(Kind.RUN_END, {"run": other.name, "plan_hash": plan.plan_hash, "files": file_hashes(other)})
     with pytest.raises(IntegrityError, match="several machines"):
         evidence(folder)
 

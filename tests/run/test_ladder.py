@@ -56,11 +56,43 @@ def test_an_open_clause_leads_to_the_next_look_which_the_ledger_keeps(suite: Pat
     assert looks(suite) == [2, 3]
 
 
+def test_measuring_ends_for_futility_unless_nothing_may_stop_it(suite: Path, spread: None) -> None:
+    """After ten sessions the fake's mean is at the threshold: two more could hardly settle it."""
+    text = SUITE.replace("looks = [2]", "looks = [10, 12]").replace("0.02", "0.0001")
+    suite.write_text(text)
+    said: list[str] = []
+    record = go(suite, observe=lambda event, **_: said.append(event))
+    assert (len(record.complete_sessions), looks(suite)) == (10, [])
+    assert "futile" in said
+    plan = make_plan(load_suite(suite))
+    assert ladder.futile_regimes(plan, [record]) == ["all"]
+    assert execute(plan, Options(levels=("step",), root=suite.parent / "results", host=Host("cpu", FAKE))) is None
+    suite.write_text(text.replace("[[regime]]", NEVER))
+    assert len(go(suite, root=suite.parent / "other").complete_sessions) == 12
+
+
 def test_stop_never_goes_to_the_last_look_without_looking(suite: Path) -> None:
     text = SUITE.replace("looks = [2]", "looks = [2, 4]").replace("0.02", "0.4").replace("[[regime]]", NEVER)
     suite.write_text(text)
     assert go(suite).complete_sessions == [0, 1, 2, 3]
     assert looks(suite) == []
+
+
+def test_aborted_runs_share_the_error_of_a_look_while_measuring_too(
+    suite: Path, spread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What three sessions enable by themselves is open where four runs were begun and left: it is measured on."""
+    monkeypatch.setenv("KBENCH_FAKE_FACTOR", "b=0.4")
+    suite.write_text(SUITE.replace("looks = [2]", "looks = [3, 4]"))
+    plan = make_plan(load_suite(suite))
+    ledger = History.read(suite.parent / "results", "loop").ledger
+    body = {"plan_hash": plan.plan_hash, "lock_hash": plan.lock_hash, "declaration": plan.declaration}
+    ledger.append(Kind.PLAN, {**body, "arms": plan.arms})
+    for number in range(4):
+        ledger.append(Kind.RUN_START, {"run": f"left{number}", "plan_hash": plan.plan_hash, "levels": ["step"]})
+    record = go(suite)
+    assert ladder.undecided(plan, [record], ["step"]) is False
+    assert (record.complete_sessions, looks(suite)) == ([0, 1, 2, 3], [3])
 
 
 def test_an_exploratory_run_keeps_no_look(suite: Path, spread: None) -> None:

@@ -200,6 +200,28 @@ def test_the_suite_of_this_test_states_every_key_of_the_rule_away_from_its_defau
             assert present(declared, place), place
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("alpha = 0.04\n", "", "rule.alpha: 0.04 → 0.05"),
+        ("looks = [4, 8]", "looks = [4]", "rule.looks: [4, 8] → [4]"),
+        ("max_runs = 5\n", "", "rule.max_runs: 5 → (absent)"),
+        ('[rule.policy]\nstop = "never"\n', "[rule.policy]\n", 'rule.policy.stop: "never" → "when-decided"'),
+        ("kernel = 3e-3\n", "", "rule.tolerance.bfloat16.kernel: 0.003 → (absent)"),
+        ('metric = "goodput"', 'metric = "ttft_p99"', 'regime[0].require[1].metric: "goodput" → "ttft_p99"'),
+        ("[measure]\nblocks = 4\n", "[measure]\n", "measure.blocks: 4 → 6"),
+        ("[variants.a.engine]\nmax_seqs = 8", "[variants.a.engine]", "variants.a.engine.max_seqs: 8 → (absent)"),
+    ],
+)
+def test_a_change_from_or_to_a_default_shows_both_values(suite: Path, old: str, new: str, said: str) -> None:
+    announce(suite)
+    assert old in SUITE
+    suite.write_text(SUITE.replace(old, new))
+    with pytest.raises(IntegrityError) as caught:
+        history(suite).require_unchanged(plan_of(suite))
+    assert [problem.what for problem in caught.value.problems[1:]] == [said]
+
+
 def fields_of(table: type[BaseModel], place: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     for name, info in table.model_fields.items():
         own = (*place, info.alias or name)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kbench.ledger import Ledger
 
 app = typer.Typer(help="Show, check, anchor or amend the history of a suite's runs.", no_args_is_help=True)
-Place = Annotated[Path, typer.Argument(metavar="SUITE|LEDGER", help="Suite (TOML), or a ledger.jsonl.")]
+Place = Annotated[Path, typer.Argument(metavar="SUITE|LEDGER", help="Suite (TOML), a ledger.jsonl, or its folder.")]
 
 
 @app.command()
@@ -47,15 +47,20 @@ def verify(
     debug: common.Debug = False,
 ) -> None:
     """Check the chain; exit 5 on any damage. Only an anchor can show that lines are missing at the end."""
+    from kbench.run.history import unannounced
+
     ledger = _ledger(place, out)
-    problems = [str(problem) for problem in ledger.verify(anchor)]
+    scan = ledger.scan()
+    problems = [str(problem) for problem in (*ledger.verify(anchor), *unannounced(ledger.path.parent, scan.entries))]
     if as_json:
-        common.print_json({"intact": not problems, "problems": problems, "anchored": anchor is not None})
+        found = {"intact": not problems, "problems": problems, "anchored": anchor is not None}
+        common.print_json({**found, "entries": len(scan.entries), "torn_bytes": len(scan.torn)})
     elif problems:
         for line in problems:
             typer.echo(f"kbench: {line}", err=True)
     else:
-        typer.echo(f"intact: {len(ledger.read())} entries")
+        torn = f"; {len(scan.torn)} bytes of a torn last line are passed over" if scan.torn else ""
+        typer.echo(f"intact: {len(scan.entries)} entries{torn}")
     raise typer.Exit(int(ExitCode.INTEGRITY if problems else ExitCode.DONE))
 
 
@@ -97,6 +102,8 @@ def amend(
 def _ledger(place: Path, out: Path) -> Ledger:
     from kbench.ledger import Ledger
 
+    if place.is_dir() and (place / "ledger.jsonl").is_file():
+        return Ledger(place / "ledger.jsonl")
     if place.suffix == ".jsonl":
         if not place.is_file():
             raise UsageError("no such ledger", where=str(place), remedy="name a suite, or a ledger.jsonl")

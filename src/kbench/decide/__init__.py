@@ -12,7 +12,7 @@ summary     a kernel run, weighed by recorded calls
 """
 
 from kbench.decide.comparison import Comparison, compare, comparisons
-from kbench.decide.decision import decide, explain, level_passes, needs_workload, selection_drift
+from kbench.decide.decision import decide, explain, futile, level_passes, needs_workload, selection_drift
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, Decision, RegimeVerdict, RunCount, Verdict
 from kbench.decide.summary import kernel_summary
@@ -34,6 +34,7 @@ __all__ = [
     "comparisons",
     "decide",
     "explain",
+    "futile",
     "kernel_summary",
     "level_passes",
     "needs_workload",

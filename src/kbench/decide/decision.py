@@ -6,6 +6,7 @@ ran against what was asked for, and the cost ladder. It is pure: no files, no cl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from kbench.decide.diagnostics import diagnostics
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import ClauseResult, ClauseStatus, Decision, Looks, RegimeVerdict, Verdict
 from kbench.decide.selections import inconsistent, mismatches
+from kbench.decide.timing import FUTILE
 from kbench.errors import IntegrityError
 from kbench.suite.schema import Regime, Suite
 
@@ -91,6 +93,19 @@ def needs_workload(suite: Suite, evidence: Evidence) -> dict[str, bool]:
             or (level_passes(suite, evidence, "kernel", regime) and level_passes(suite, evidence, "step", regime))
         )
     return due
+
+
+def futile(verdict: RegimeVerdict) -> bool:
+    """Whether more sessions would hardly change the verdict: a cell stays open, and none is likely to fail.
+
+    It only ends measuring, so it can make no error of the rule larger; what it costs in power is below `FUTILE`.
+    """
+    clauses = [clause for clause in verdict.clauses if clause.status is not ClauseStatus.PASS]
+    if any(clause.status is ClauseStatus.FAIL for clause in clauses):
+        return False
+    cells = [cell for clause in clauses for cell in clause.cells if not math.isnan(cell.chance_pass)]
+    stuck = any(cell.chance_pass < FUTILE for cell in cells)
+    return stuck and all(cell.chance_fail < FUTILE for cell in cells)
 
 
 def selection_drift(suite: Suite, evidence: Evidence) -> tuple[str, ...]:

@@ -60,6 +60,9 @@ class CellResult:
     """The bound that was compared with the threshold, on the scale of `observed`."""
     action: str = ""
     """What to do next; empty where it passes."""
+    chance_pass: float = math.nan
+    """Of an open cell before the last look: how likely it passes there, by what has been seen; else NaN."""
+    chance_fail: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)

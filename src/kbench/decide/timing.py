@@ -25,7 +25,7 @@ from kbench.decide.estimate import (
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, percent, worst
 from kbench.decide.shapes import cell_weights
-from kbench.stats import lower_bound, saving, sessions_needed, upper_bound
+from kbench.stats import lower_bound, saving, sessions_needed, t_cdf, t_quantile, upper_bound
 from kbench.suite.schema import Clause, Regime, Suite
 
 SAMPLE_METRIC = {"step_time_p99": "step_time_max"}
@@ -35,6 +35,8 @@ ONCE_A_SESSION = {"conversion_time": 1.0, "metadata_time": 1.0}
 KEEP = "keep the baseline here; a changed candidate is a new plan"
 LEAST_EQUIVALENCE = 0.01
 POWER = 0.9
+FUTILE = 0.02
+"""A chance below which it is not worth measuring up to the last look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +179,38 @@ def _judge(cell: str, sessions: Sessions, budget: Budget, clause: Clause, aa_flo
     point, shown_low, shown_high = log_interval(counted)
     observed, left, right = _shown(clause, point, shown_low, shown_high)
     text = f"{cell}: {_words(clause, observed, left, right, look)}; {_bound_words(clause, status, region, low, high)}"
-    action = KEEP if status is ClauseStatus.FAIL else ""
+    action, chances = KEEP if status is ClauseStatus.FAIL else "", (math.nan, math.nan)
     if status is ClauseStatus.INCONCLUSIVE:
+        chances = last_look_chances(counted, region, budget)
         action = _next_action(sessions, counted, region, budget)
+        if all(chance < FUTILE for chance in chances):
+            action = f"futile: it would hardly be settled by the rule's last look at {budget.looks[-1]}; {action}"
         text += "; " + action
     sides = (fail_low, fail_high) if status is ClauseStatus.FAIL else (low, high)
     bound = _shown(clause, *[_deciding(status, region, *sides)] * 3)[0]
-    return CellResult(cell, status, text + voids, observed, left, right, slack, bound, action)
+    return CellResult(cell, status, text + voids, observed, left, right, slack, bound, action, *chances)
+
+
+def last_look_chances(counted: Sessions, region: Region, budget: Budget) -> tuple[float, float]:
+    """How likely an open cell passes, and fails, at the rule's last look; NaN where this is the last or the first two.
+
+    The predictive distribution of the mean of N sessions after n: Student's t with n - 1 degrees of freedom around the
+    mean so far, scale s·√(1/n - 1/N); the scatter s is taken to stay (Spiegelhalter, Freedman & Blackburn, Controlled
+    Clinical Trials 7 (1986) 8–17). It decides nothing: it only says whether to go on.
+    """
+    n, last = len(counted), budget.looks[-1]
+    sd = spread(counted)
+    if n >= last or not math.isfinite(sd) or sd <= 0.0:
+        return math.nan, math.nan
+    mean, scale = float(counted.estimate.mean()), sd * math.sqrt(1.0 / n - 1.0 / last)
+    half = t_quantile(1.0 - budget.nominal[-1], last - 1) * sd / math.sqrt(last)
+    fail_half = t_quantile(1.0 - FAIL_ALPHA, last - 1) * sd / math.sqrt(last)
+
+    def below(limit: float) -> float:
+        return t_cdf((limit - mean) / scale, n - 1)
+
+    passes = max(0.0, below(region.high - half) - below(region.low + half))
+    return passes, 1.0 - below(region.high + fail_half) + below(region.low - fail_half)
 
 
 def _deciding(status: ClauseStatus, region: Region, low: float, high: float) -> float:

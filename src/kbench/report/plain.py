@@ -80,6 +80,8 @@ def line(event: str, facts: dict[str, Any]) -> str:
     if event == "budget_spent":
         left, takes = duration(1e6 * facts["left_s"]), duration(1e6 * facts["session_s"])
         return f"the budget ends: {left} left, a session takes {takes}"
+    if event == "futile":
+        return f"futile after {told['sessions']} sessions, further ones would hardly settle: {told['regimes']}"
     if event == "session_void":
         return f"session {int(facts['session']) + 1} void for both arms: {told['codes']}"
     if event == "too_many_voids":

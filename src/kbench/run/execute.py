@@ -39,9 +39,9 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
             return _exploratory(plan, options, folder / "exploratory")
         history = History.read(options.root, plan.name)
         history.require_unchanged(plan)
-        earlier, _, _ = history.evidence(plan)
+        earlier, aborted, _ = history.evidence(plan)
         name = history.open_run(plan) if options.resume else None
-        if name is None and not _anything_due(plan, options, earlier):
+        if name is None and not _anything_due(plan, options, earlier, aborted):
             options.observe("nothing_due", plan_hash=plan.plan_hash)
             return None
         _require_this_machine(earlier, options.host.device)
@@ -51,7 +51,7 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
             run = _start(plan, options, history, commit)
         else:
             run, options = _resume(folder / name, options)
-        record = _measure(Loop(plan, options, run, earlier))
+        record = _measure(Loop(plan, options, run, earlier, aborted - (name is not None)))
         options.observe("run_closing", run=record.run_id)
         end = {"run": record.run_id, "plan_hash": plan.plan_hash, "files": file_hashes(record.path)}
         history.ledger.append(Kind.RUN_END, end)
@@ -165,19 +165,19 @@ def _interrupted(plan: Plan, folder: Path) -> RunFolder | None:
     return None
 
 
-def _anything_due(plan: Plan, options: Options, earlier: Sequence[RunRecord]) -> bool:
+def _anything_due(plan: Plan, options: Options, earlier: Sequence[RunRecord], aborted: int) -> bool:
     looks = plan.loaded.suite.rule.looks
     levels = [level for level in MEASURED_LEVELS if level in options.levels and plan.at(level)]
     codes = plan.loaded.suite.rule.void_codes
     have = [sessions_of(earlier, level, codes) for level in levels]
     if any(sessions < looks[0] for sessions in have):
         return True
-    if any(sessions < looks[-1] for sessions in have) and ladder.undecided(plan, earlier, levels):
+    if any(sessions < looks[-1] for sessions in have) and ladder.undecided(plan, earlier, levels, aborted=aborted):
         return True
     suite = plan.loaded.suite
     traced = any(trial.case.startswith("timeline/step/") for record in earlier for trial in record.trials)
     timeline = "timeline" in options.levels and bool(suite.step or suite.kernel) and not traced
-    return timeline or bool(ladder.workload_classes(plan, options.levels, earlier))
+    return timeline or bool(ladder.workload_classes(plan, options.levels, earlier, aborted=aborted))
 
 
 def _header(plan: Plan, options: Options, *, exploratory: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ evidence is refused here; evidence for a decision is gathered here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,9 @@ from kbench.errors import IntegrityError, KbenchError, Problem
 from kbench.hashing import difference, sha256_of_file
 from kbench.ledger import Entry, Kind, Ledger
 from kbench.plan import Plan
-from kbench.record import RunRecord, read_run
+from kbench.record import RunFolder, RunRecord, list_runs, read_run
 from kbench.run.committed import require_ancestor
+from kbench.suite.defaults import with_defaults
 
 RESTORE = "restore the file, or make the old evidence a pilot: kbench ledger amend SUITE --reason TEXT"
 EVIDENCE_FILES = ("run.json", "samples.parquet", "requests.parquet", "steps.parquet", "kv.parquet", "costs.parquet")
@@ -84,7 +86,13 @@ class History:
         return [e.body for e in self.standing if e.kind is Kind.VOID and e.body["plan_hash"] == plan_hash]
 
     def require_unchanged(self, plan: Plan) -> None:
-        """Refuse a declaration other than the one that evidence was measured under. Raises IntegrityError (exit 5)."""
+        """Refuse a declaration other than the one that evidence was measured under. Raises IntegrityError (exit 5).
+
+        Also where a run lies here that the ledger does not announce: then its end was cut off, or it was written anew.
+        """
+        found = unannounced(self.folder, self.entries)
+        if found:
+            raise IntegrityError(found[0].what, where=found[0].file, remedy=found[0].remedy)
         started = {run.plan_hash for run in self.runs()}
         for entry in self.standing:
             body = entry.body
@@ -143,6 +151,25 @@ class History:
         return records, sum(not run.ended for run in runs), self.voids(plan.plan_hash)
 
 
+def unannounced(folder: Path, entries: Sequence[Entry]) -> list[Problem]:
+    """Run folders beside a ledger that does not know them. Every run is announced before its folder exists.
+
+    A copy under another name, and a run that says that it is exploratory, is nobody's evidence and no problem.
+    """
+    known = {str(entry.body["run"]) for entry in entries if entry.kind is Kind.RUN_START}
+    found = []
+    for path in list_runs(folder):
+        if path.name in known:
+            continue
+        with suppress(KbenchError):
+            header = RunFolder(path).header()
+            if not header.get("exploratory", True) and header.get("run") not in known:
+                what = "a run that the ledger does not announce: the ledger's end was cut off, or it was written anew"
+                remedy = "restore the ledger from a copy; if the run was put here by hand, move it away"
+                found.append(Problem(what, str(path), remedy=remedy))
+    return found
+
+
 def file_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of a closed run that a decision can rest on."""
     return {name: sha256_of_file(folder / name) for name in EVIDENCE_FILES if (folder / name).is_file()}
@@ -152,9 +179,15 @@ def _changed(plan: Plan, declared: dict[str, Any]) -> IntegrityError:
     where = str(plan.loaded.path)
     remedy = RESTORE.replace("the file", "it")
     error = IntegrityError("the declaration changed after evidence was measured", where=where, remedy=remedy)
-    changes = difference(declared, plan.declaration)
+    changes = difference(_readable(declared), _readable(plan.declaration)) or difference(declared, plan.declaration)
     error.problems = (*error.problems, *(Problem(line) for line in changes))
     return error
+
+
+def _readable(declaration: dict[str, Any]) -> dict[str, Any]:
+    """By the names that the suite's author wrote, defaults included: `rule.alpha: 0.05 → 0.1`."""
+    rest = {key: value for key, value in declaration.items() if key != "suite"}
+    return {**rest, **with_defaults(declaration["suite"])}
 
 
 def _require_intact(folder: Path, hashes: dict[str, str]) -> None:
@@ -164,6 +197,10 @@ def _require_intact(folder: Path, hashes: dict[str, str]) -> None:
             raise IntegrityError("evidence is gone", where=str(file), remedy=RESTORE)
         if sha256_of_file(file) != expected:
             raise IntegrityError("evidence was altered after its run ended", where=str(file), remedy=RESTORE)
+    for name in EVIDENCE_FILES:
+        if name not in hashes and (folder / name).exists():
+            what, remedy = "evidence was added after its run ended", "move it away: its run did not write it"
+            raise IntegrityError(what, where=str(folder / name), remedy=remedy)
 
 
 def _require_one_machine(records: list[RunRecord]) -> None:

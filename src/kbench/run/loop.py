@@ -54,6 +54,8 @@ class Loop:
     options: Options
     folder: RunFolder
     earlier: Sequence[RunRecord]
+    aborted: int = 0
+    """Other runs of this plan that never ended."""
     began: float = field(default_factory=time.monotonic)
     blamed: set[tuple[str, str]] = field(default_factory=set)
     """`(case, variant)` of workers that died: not measured again in this run."""
@@ -67,7 +69,7 @@ class Loop:
             self._sessions()
         self._trace()
         records = [*self.earlier, read_run(self.folder.path)]
-        classes = ladder.workload_classes(self.plan, self.options.levels, records)
+        classes = ladder.workload_classes(self.plan, self.options.levels, records, aborted=self.aborted)
         if classes:
             rows = costs.gather(records)
             workload.measure(self.plan, self.options.host, self.folder, classes, rows, self.options.observe)
@@ -80,7 +82,12 @@ class Loop:
         levels = [level for level in MEASURED_LEVELS if level in self.options.levels and self._level_cases(level)]
         have = min((self._sessions_of(records, level) for level in levels), default=0)
         further = next((look for look in self.plan.loaded.suite.rule.looks if look > have), None)
-        if further is None or have == 0 or not ladder.undecided(self.plan, records, levels) or self._spent:
+        if further is None or have == 0 or self._spent:
+            return False
+        if not ladder.undecided(self.plan, records, levels, aborted=self.aborted):
+            futile = ladder.futile_regimes(self.plan, records, aborted=self.aborted)
+            if futile:
+                self.options.observe("futile", sessions=have, regimes=", ".join(futile))
             return False
         if not self.options.exploratory:
             look = {"run": self.folder.path.name, "plan_hash": self.plan.plan_hash, "sessions": have}
