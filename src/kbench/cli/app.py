@@ -6,7 +6,7 @@ import signal
 
 import typer
 
-from kbench.cli import calibrate, decide, explain, info, kernel, ledger, measure, plan, selftest, traces, tune
+from kbench.cli import calibrate, decide, explain, info, kernel, ledger, measure, mock, plan, selftest, traces, tune
 
 app = typer.Typer(
     name="kbench",
@@ -30,6 +30,7 @@ app.add_typer(traces.app, name="trace")
 app.add_typer(ledger.app, name="ledger")
 app.command("list")(info.list_)
 app.command("env")(info.env)
+app.command("mock-server")(mock.mock_server)
 app.command("selftest")(selftest.selftest)
 
 

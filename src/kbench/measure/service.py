@@ -178,17 +178,25 @@ def metrics_of(requests: Sequence[RequestResult], limits: Limits) -> dict[str, f
     times = [ttft_us(request) for request in requests]
     paces = [pace for request in requests if not math.isnan(pace := tpot_us(request))]
     looked_up = sum(request.input_tokens for request in requests if request.output_tokens)
+    hits = [request.hit_tokens for request in requests if request.output_tokens]
     found = {
         "goodput": sum(classify(request, limits) == "good" for request in requests) / count if count else math.nan,
         "ttft_p50": percentile(times, 0.50),
         "ttft_p99": percentile(times, 0.99),
         "tpot_p50": percentile(paces, 0.50),
         "tpot_p99": percentile(paces, 0.99),
-        "preemptions_per_1k": 1_000 * sum(request.preemptions for request in requests) / count if count else math.nan,
-        "recomputed_tokens": float(sum(request.recomputed_tokens for request in requests)),
-        "hit_ratio": sum(request.hit_tokens for request in requests) / looked_up if looked_up else math.nan,
+        "preemptions_per_1k": 1_000 * _known(request.preemptions for request in requests) / count
+        if count
+        else math.nan,
+        "recomputed_tokens": _known(request.recomputed_tokens for request in requests),
+        "hit_ratio": _known(hits) / looked_up if looked_up else math.nan,
     }
     return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _known(counts: Iterable[int | None]) -> float:
+    """Their sum; NaN where one of them is unknown."""
+    return float(sum(math.nan if value is None else value for value in counts))
 
 
 def evaluate(result: ReplayResult, limits: Limits, segments: Segments) -> Service:
@@ -236,7 +244,9 @@ def _facts(
         **_occupancy(result, first),
         "goodput_per_s": counts["good"] / (last - first) * 1e6 if last > first else math.nan,
         "planned_hit_ratio": sum(request.planned_hit_tokens for request in measured) / inputs if inputs else math.nan,
-        "preempted_requests": sum(request.preemptions > 0 for request in measured),
+        "preempted_requests": _known(
+            None if request.preemptions is None else int(request.preemptions > 0) for request in measured
+        ),
         "recompute_tax": _ratio(result.counters.get("recomputed_tokens"), result.counters.get("computed_tokens")),
         "evictions": result.counters.get("evictions", math.nan),
         "autocorrelation": _lag1(series),

@@ -20,7 +20,7 @@ from kbench.traces.content import PAGE_BITS, Owners, owners
 from kbench.traces.trace import Trace
 
 RequestStatus = Literal["finished", "rejected", "unfinished", "failed", "cancelled", "not_sent"]
-Mode = Literal["virtual", "exec"]
+Mode = Literal["virtual", "exec", "http"]
 
 STEP_COLUMNS = (
     "start_us",
@@ -59,12 +59,12 @@ class RequestResult:
     input_tokens: int
     output_tokens: int
     """Tokens generated."""
-    hit_tokens: int
-    """Prompt tokens found in the cache at first admission."""
+    hit_tokens: int | None
+    """Prompt tokens found in the cache at first admission; None where a server does not say."""
     planned_hit_tokens: int
     """Prompt tokens that a cache without limit would have found."""
-    recomputed_tokens: int
-    preemptions: int
+    recomputed_tokens: int | None
+    preemptions: int | None
     output: tuple[int, ...] = ()
     """Token ids, where tokens are real."""
 
