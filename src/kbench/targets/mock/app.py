@@ -152,13 +152,14 @@ class Mock:
         if isinstance(transport, asyncio.Transport):
             self._open.add(transport)
         try:
-            await self._chunks(response, stream, fault, kind)
-            if fault == "cut":
-                return _hang_up(request)
-            if self.settings.usage and body.get("stream_options", {}).get("include_usage"):
-                await response.write(_event({"object": kind, "choices": [], "usage": self._usage(stream)}))
-            await response.write(b"data: [DONE]\n\n")
-            await response.write_eof()
+            with suppress(ConnectionResetError):  # the reader has gone
+                await self._chunks(response, stream, fault, kind)
+                if fault == "cut":
+                    return _hang_up(request)
+                if self.settings.usage and body.get("stream_options", {}).get("include_usage"):
+                    await response.write(_event({"object": kind, "choices": [], "usage": self._usage(stream)}))
+                await response.write(b"data: [DONE]\n\n")
+                await response.write_eof()
         finally:
             if isinstance(transport, asyncio.Transport):
                 self._open.discard(transport)

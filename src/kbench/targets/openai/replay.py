@@ -107,6 +107,11 @@ class Driver:
         self._arrivals = Arrivals(head, plan.rate_scale)
         self._ahead = self._roots()
 
+    @property
+    def in_flight(self) -> int:
+        """Requests that are due and have not ended."""
+        return len(self._open)
+
     def stop(self) -> None:
         self._stopped = True
         self._wake.set()
@@ -118,9 +123,7 @@ class Driver:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         stamps = [sent_stamps(self._now)]
         async with (
-            aiohttp.ClientSession(
-                connector=connector, timeout=timeout, trace_configs=stamps
-            ) as session,
+            aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=stamps) as session,
             aiohttp.ClientSession(timeout=timeout) as beside,
         ):
             metrics = self.endpoint.url.rstrip("/") + "/metrics"
