@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kbench.cli.common import Debug, one_line_errors
+from kbench.cli.common import Debug, Json, one_line_errors, print_json
 from kbench.errors import UsageError
 
 
@@ -37,6 +37,7 @@ def mock_server(
     restart_after: Annotated[int, typer.Option("--restart-after", min=0, help="Go down after so many requests.")] = 0,
     model: Annotated[str, typer.Option("--model", help="The name that it serves.")] = "mock",
     seed: Annotated[int, typer.Option("--seed", help="Of tokens and faults.")] = 1,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Serve made-up tokens through the engine's real scheduler: queues, prefix hits, preemption, and faults.
@@ -70,9 +71,15 @@ def mock_server(
         seed=seed,
     )
 
+    def told(url: str) -> None:
+        if as_json:
+            print_json({"model": model, "url": url})
+        else:
+            typer.echo(f"serving {model} on {url}")
+
     async def main() -> None:
         ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        ready.add_done_callback(lambda found: typer.echo(f"serving {model} on http://{host}:{found.result()}"))
+        ready.add_done_callback(lambda found: told(f"http://{host}:{found.result()}"))
         await serve(settings, host, port, ready)
 
     try:
