@@ -95,6 +95,9 @@ def test_calibrate_writes_a_card_that_gates_go_by(suite: Path) -> None:
     [entry] = Ledger(results / "claim" / "ledger.jsonl").read()
     assert (entry.kind, entry.body["sessions"]) == (Kind.CALIBRATE, 16)
     assert entry.body["card"] == document["file"] and f"claim/{entry.body['run']}" == card.run
+    assert entry.body["expires"][:19] == card.expires.isoformat()[:19]
+    judged = {case: "latency" if case.startswith("kernel") else "step_time" for case in CASES}
+    assert entry.body["sd"] == {case: card.cases[case].metrics[metric].sd for case, metric in judged.items()}
     record = read_run(results / "claim" / "calibrate" / entry.body["run"])
     assert {trial.variant for trial in record.trials} == {"a", "again"}
     assert record.header["exploratory"]
@@ -269,3 +272,70 @@ def test_the_gate_table_is_closed(suite: Path, line: str) -> None:
     suite.write_text(SUITE.replace("sessions = 2", line))
     said = gate(suite)
     assert said.code == 2 and "gate." in said.err
+
+
+# ------------------------------------------------------------------ what a card means for plan and rule
+
+
+def test_a_plan_sees_what_the_noise_card_says_before_there_are_sessions(suite: Path) -> None:
+    def sight() -> dict[str, Any]:
+        [found] = kbench("plan", suite, "--json", "--out", suite.parent / "results").document["sees"]
+        assert isinstance(found, dict)
+        return found
+
+    assert (sight()["sees"], sight()["source"]) == (None, None) and "noise card" in sight()["sentence"]
+    with_card(suite, sd=0.004)
+    assert sight()["source"] == "noise card" and 0.02 < sight()["sees"] < 0.1
+    assert sight()["sentence"].endswith("with 90 % power (by the noise card)")
+    with_card(suite, sd=0.004, age_days=20)
+    assert sight()["sees"] is None
+
+
+EQUIVALENCE = SUITE.replace('test = "superiority"\n  min_saving = 0.02', 'test = "equivalence"\n  margin = 0.001')
+
+
+def calibrated(suite: Path, *, sd: float, expires: str = "2999-01-01T00:00:00.000Z", card: str = "") -> None:
+    """The ledger entry of a calibration whose sessions scattered by `sd`."""
+    plan = make_plan(load_suite(suite))
+    key = key_of(env.snapshot(), "cpu", plan.baseline, plan.loaded.suite.measure)
+    body = {"run": "c1", "plan_hash": "a/a", "card": card or f"noise/{key.name}.json", "sha256": "", "sessions": 16}
+    ledger = Ledger(suite.parent / "results" / "claim" / "ledger.jsonl")
+    ledger.append(Kind.CALIBRATE, {**body, "expires": expires, "sd": {CASES[0]: sd}})
+
+
+def decided(suite: Path) -> int:
+    """The exit code of the rule after the steps that are due have been measured."""
+    place = ("--out", suite.parent / "results")
+    assert kbench("step", suite, "--device", "cpu", *place).code == 0
+    return kbench("decide", suite, *place).code
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ({"sd": 0.03}, 0),  # two equal variants may seem 7 % apart here
+        ({"sd": 0.01}, 1),
+        ({"sd": 0.03, "expires": "2026-01-01T00:00:00.000Z"}, 1),
+        ({"sd": 0.03, "card": "noise/another.json"}, 1),
+        (None, 1),
+    ],
+    ids=["noisy host", "quiet host", "expired", "another host", "never"],
+)
+def test_equivalence_is_no_stricter_than_the_calibrated_host(
+    suite: Path, how: dict[str, Any] | None, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KBENCH_FAKE_FACTOR", "b=1.05")
+    suite.write_text(EQUIVALENCE)
+    if how is not None:
+        calibrated(suite, **how)
+    assert decided(suite) == code
+
+
+def test_a_calibration_after_the_first_run_widens_no_margin(suite: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KBENCH_FAKE_FACTOR", "b=1.05")
+    suite.write_text(EQUIVALENCE)
+    assert decided(suite) == 1
+    calibrated(suite, sd=0.03)
+    assert decided(suite) == 1
+    amended = kbench("ledger", "amend", suite, "--reason", "a noisy host", "--out", suite.parent / "results")
+    assert (amended.code, decided(suite)) == (0, 0)

@@ -11,12 +11,12 @@ import pytest
 from decide_lab import GOODPUT, LATENCY, LONG, OUTPUT, PREEMPTIONS, SHORT, STEP, Lab, make_suite
 from scipy import stats as scipy_stats
 
-from kbench.decide import ClauseResult, Decision, Evidence, Verdict, decide
+from kbench.decide import Cell, ClauseResult, Decision, Evidence, Verdict, decide
 from kbench.errors import ExitCode, IntegrityError, UsageError
 
 
 def decided(lab: Lab, clause: Mapping[str, Any], **how: Any) -> Decision:
-    counts = {name: how.pop(name) for name in ("aborted", "aa_floor", "weights") if name in how}
+    counts = {name: how.pop(name) for name in ("aborted", "aa_floors", "weights") if name in how}
     return decide(make_suite({"long": [clause]}, **how), Evidence.of([lab.run()], **counts))
 
 
@@ -64,7 +64,8 @@ def test_equivalence_of_a_time_is_no_stricter_than_one_percent_or_the_noise_of_t
     assert judged(lab, clause).status == "pass"
     off = Lab(sessions=12).timing("step", SHORT, 0.03).timing("step", LONG, 0.0)
     assert judged(off, clause).status == "fail"
-    assert judged(off, clause, aa_floor=0.06).status == "pass"
+    assert judged(off, clause, aa_floors={Cell("step", "step", SHORT): 0.06}).status == "pass"
+    assert judged(off, clause, aa_floors={Cell("step", "step", LONG): 0.06}).status == "fail"
 
 
 def test_the_slowest_step_of_a_window_stands_for_its_p99() -> None:

@@ -8,7 +8,7 @@ import math
 import pytest
 from decide_lab import LONG, Lab, make_suite
 
-from kbench.decide import Evidence, comparisons
+from kbench.decide import Cell, Evidence, comparisons
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,9 @@ def test_a_difference_within_the_hosts_noise_is_equivalence() -> None:
     record = Lab().timing("kernel", LONG, 0.03, session_sd=0.002).run()
     [found] = comparisons(make_suite(), Evidence.of([record]))
     assert found["verdict"] == "faster"
-    [found] = comparisons(make_suite(), Evidence.of([record], aa_floor=0.05))
+    [found] = comparisons(
+        make_suite(), Evidence.of([record], aa_floors={Cell("kernel", "attention.decode", LONG): 0.05})
+    )
     assert found["verdict"] == "equivalent"
 
 

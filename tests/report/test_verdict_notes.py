@@ -54,6 +54,14 @@ def test_the_line_of_what_it_rests_on(decision: Decision) -> None:
         assert part in line
 
 
+def test_a_forced_replay_is_labelled(suite: Suite, run: RunRecord) -> None:
+    ladder, forced = (replace(run, header={**run.header, "forced": asked}) for asked in (False, True))
+    assert "forced" not in evidence_line(decide(suite, Evidence.of([ladder])))
+    found = decide(suite, Evidence.of([forced]))
+    assert f"level 3 forced in {run.run_id}" in evidence_line(found)
+    assert found.to_json()["forced_runs"] == [run.run_id]
+
+
 def test_everything_beside_the_verdicts_is_on_the_terminal_and_in_the_report(
     decision: Decision, suite: Suite, run: RunRecord
 ) -> None:
@@ -88,3 +96,12 @@ def test_a_plan_shows_what_it_sees() -> None:
     }  # fmt: skip
     said = shown(plan_table(document))
     assert "cannot see 2.00 %: it sees 3.10 %" in said and "not reached" in said
+
+
+def test_a_verdict_is_never_broken_over_two_lines(suite: Suite) -> None:
+    found = decide(suite, Evidence.of([]))
+    console = Console(file=StringIO(), width=80, highlight=False)
+    console.print(verdict_table(found))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert sum("missing-evidence" in line for line in lines) == 2 * len(found.regimes)
+    assert all(len(line) <= 80 for line in lines)

@@ -113,7 +113,12 @@ def _decide(plan: Plan, out: Path) -> Decided:
     records, aborted, void = history.evidence(plan)
     suite = plan.loaded.suite
     evidence = Evidence.of(
-        records, aborted=aborted, void=void, total=len(records) + aborted, void_codes=suite.rule.void_codes
+        records,
+        aborted=aborted,
+        void=void,
+        total=len(records) + aborted,
+        void_codes=suite.rule.void_codes,
+        aa_floors=history.floors_of(plan, records),
     )
     decision = explain(decide(suite, evidence, plan_hash=plan.plan_hash), suite, evidence)
     return Decided(replace(decision, earlier_plans=tuple(history.earlier_plans(plan))), records)

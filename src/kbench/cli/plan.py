@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kbench.cli import common
 
 if TYPE_CHECKING:
+    from kbench.decide.evidence import Cell
     from kbench.decide.power import Sight
     from kbench.plan import Plan
     from kbench.record import RunRecord
@@ -56,8 +57,9 @@ def describe(found: Plan, out: Path) -> dict[str, Any]:
     plans: dict[str, list[RunRecord]] = {}
     for record in history.scatter(found):
         plans.setdefault(str(record.header.get("plan_hash")), []).append(record)
-    earlier = [Evidence.of(runs, void_codes=codes) for runs in plans.values()]
-    seen = sights(found.loaded.suite, earlier, aborted=aborted)
+    floors = history.floors_of(found, records)
+    earlier = [Evidence.of(runs, void_codes=codes, aa_floors=floors) for runs in plans.values()]
+    seen = sights(found.loaded.suite, earlier, aborted=aborted, noise=_noise(found, out))
     regimes = max(1, len(found.loaded.suite.regime))
     alpha = rule.alpha / regimes / (1 + aborted)
     return {
@@ -81,6 +83,25 @@ def describe(found: Plan, out: Path) -> dict[str, Any]:
         "sees": [sight.to_json() for sight in seen],
         "power_reached": _reached(seen) if rule.power else None,
         "warnings": [str(warning) for warning in found.loaded.warnings],
+    }
+
+
+def _noise(found: Plan, out: Path) -> dict[tuple[Cell, str], float]:
+    """How A/A sessions scatter in each cell of the plan, where this host has a valid noise card."""
+    from kbench import env
+    from kbench.decide.evidence import cell_of
+    from kbench.noise import NoCard, key_of, lookup
+
+    if not (out / "noise").is_dir():
+        return {}
+    key = key_of(env.snapshot(), common.resolve_device("auto"), found.baseline, found.loaded.suite.measure)
+    card = lookup(out, key, [])
+    if isinstance(card, NoCard):
+        return {}
+    return {
+        (cell_of(case)[0], metric): scatter.sd
+        for case, noise in card.cases.items()
+        for metric, scatter in noise.metrics.items()
     }
 
 

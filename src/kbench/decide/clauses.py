@@ -33,7 +33,7 @@ def judge_regime(suite: Suite, evidence: Evidence, budget: Budget, regime: Regim
     implied = [found for found in (_correctness(suite, evidence, regime, level) for level in LEVELS) if found]
     slower = slower_cells(suite, evidence, regime)
     if slower and suite.rule.policy.stop == "when-decided":
-        implied.append(_ladder(suite, evidence, slower))
+        implied.append(_ladder(suite, evidence, regime, slower))
     return written + tuple(clause for clause in implied if clause.level not in failed_levels)
 
 
@@ -78,8 +78,10 @@ def _correctness(suite: Suite, evidence: Evidence, regime: Regime, level: str) -
     return _implied(level, "correctness", "equivalence", tuple(broken), float("nan"))
 
 
-def _ladder(suite: Suite, evidence: Evidence, slower: tuple[CellResult, ...]) -> ClauseResult:
-    return _implied("kernel", "latency", "noninferiority", slower, equivalence_margin(0.0, evidence.aa_floor))
+def _ladder(suite: Suite, evidence: Evidence, regime: Regime, slower: tuple[CellResult, ...]) -> ClauseResult:
+    named = {str(cell): cell for cell in regime_cells(suite, regime, "kernel")}
+    margin = equivalence_margin(0.0, evidence.aa_floor(named[worst(slower).cell]))
+    return _implied("kernel", "latency", "noninferiority", slower, margin)
 
 
 def _implied(level: str, metric: str, test: str, cells: tuple[CellResult, ...], threshold: float) -> ClauseResult:

@@ -47,7 +47,7 @@ def compare(suite: Suite, evidence: Evidence, cell: Cell) -> Comparison:
     if len(sessions) == 0:
         return Comparison(cell, *nothing, "inconclusive", "no session holds both arms")
     point, low, high = (math.exp(min(side, 700.0)) for side in log_interval(sessions))
-    margin = equivalence_margin(0.0, evidence.aa_floor)
+    margin = equivalence_margin(0.0, evidence.aa_floor(cell))
     word: Word = "inconclusive"
     if 1.0 - margin <= low and high <= 1.0 + margin:
         word = "equivalent"

@@ -50,6 +50,7 @@ def decide(suite: Suite, evidence: Evidence, *, plan_hash: str | None = None) ->
         ),
         voids=tuple(f"{void.run} session {void.session + 1}: {', '.join(void.codes)}" for void in evidence.voids),
         lost=evidence.lost,
+        forced=evidence.forced,
     )
 
 

@@ -94,10 +94,12 @@ class Evidence:
     """Sessions that a declared code voids, for both arms. They are left out, counted and shown."""
     lost: int = 0
     """Sessions that ended with a worker, of either arm."""
+    forced: tuple[str, ...] = ()
+    """Runs whose replays were asked for by name, whether or not levels 1 and 2 had passed."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Point → share of the recorded time, for clauses that weigh their cells."""
-    aa_floor: float = 0.0
-    """Relative half-width that this host shows between two equal variants; 0 where it was never calibrated."""
+    aa_floors: Mapping[Cell, float] = field(default_factory=dict)
+    """Relative half-width that this host shows between two equal variants; no cell where it was never calibrated."""
     _series: Mapping[_SeriesKey, Series] = field(default_factory=dict, repr=False)
     _trials: Mapping[Cell, tuple[Ended, ...]] = field(default_factory=dict, repr=False)
 
@@ -113,7 +115,7 @@ class Evidence:
         integrity: Iterable[str] = (),
         void_codes: Collection[str] = (),
         weights: Mapping[str, float] | None = None,
-        aa_floor: float = 0.0,
+        aa_floors: Mapping[Cell, float] | None = None,
     ) -> Evidence:
         """Pool `runs`, in the order of their names. IntegrityError when they belong to different plans.
 
@@ -140,11 +142,16 @@ class Evidence:
                 for session, codes in found.items()
             ),
             lost=sum(lost_sessions(run.sessions, out) for run, out in zip(ordered, void_in, strict=True)),
+            forced=tuple(run.run_id for run in ordered if run.header.get("forced")),
             weights={_canonical(point): weight for point, weight in (weights or {}).items()},
-            aa_floor=aa_floor,
+            aa_floors=dict(aa_floors or {}),
             _series=_group(SampleTable.join(_counted(run, known, number) for number, (run, known) in enumerate(pairs))),
             _trials=_collect_trials(ordered, numbers, void_in),
         )
+
+    def aa_floor(self, *cells: Cell) -> float:
+        """The largest floor of these cells, 0 where none is known."""
+        return max((self.aa_floors.get(cell, 0.0) for cell in cells), default=0.0)
 
     def series(self, cell: Cell, metric: str, variant: str, scope: str = "window") -> Series:
         """The samples, or an empty series where there are none."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from kbench.decide.budget import Budget
@@ -25,6 +26,7 @@ from kbench.decide.workload import DIVERGENCE, FLOORS, modelled_error
 from kbench.stats import minimum_detectable_effect
 from kbench.suite.schema import Clause, Regime, Suite
 
+_UNKNOWN: Mapping[tuple[Cell, str], float] = MappingProxyType({})
 LEAST_SESSIONS = 3
 """Two sessions say next to nothing about a scatter."""
 
@@ -48,6 +50,8 @@ class Sight:
     sd: float
     wanted: float
     """What it must see: `at_saving` of a superiority where the rule says it, else the margin; NaN for nothing."""
+    source: str = ""
+    """Whose scatter it goes by: `earlier sessions`, or the `noise card`; empty where there is none."""
 
     @property
     def reaches(self) -> bool | None:
@@ -60,13 +64,15 @@ class Sight:
     def sentence(self) -> str:
         what = f"{self.regime}, {self.level} {self.metric} at {self.cell}"
         if math.isnan(self.sees):
-            return f"{what}: threshold {percent(self.threshold)}; what it can see is unknown without earlier sessions"
+            why = "unknown without earlier sessions or a noise card (kbench calibrate)"
+            return f"{what}: threshold {percent(self.threshold)}; what it can see is {why}"
+        by = f" (by the {self.source})" if self.source == "noise card" else ""
         if self.reaches is False:
-            return f"{what}: this plan cannot see {percent(self.wanted)}: it sees {percent(self.sees)}"
+            return f"{what}: this plan cannot see {percent(self.wanted)}: it sees {percent(self.sees)}{by}"
         noun = "a true saving" if self.test == "superiority" else "no change, within a margin"
         return (
             f"{what}: threshold {percent(self.threshold)}, sees {noun} of {percent(self.sees)} "
-            f"with {100 * self.power:.0f} % power"
+            f"with {100 * self.power:.0f} % power{by}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -83,23 +89,35 @@ class Sight:
             "power": self.power,
             "units": self.units,
             "sd": number(self.sd),
+            "source": self.source or None,
             "sentence": self.sentence,
         }
 
 
-def sights(suite: Suite, earlier: Sequence[Evidence], *, aborted: int = 0) -> tuple[Sight, ...]:
-    """One for every written clause and cell. `earlier` are the evidences of single plans, the one to prefer first."""
+def sights(
+    suite: Suite, earlier: Sequence[Evidence], *, aborted: int = 0, noise: Mapping[tuple[Cell, str], float] = _UNKNOWN
+) -> tuple[Sight, ...]:
+    """One for every written clause and cell. `earlier` are the evidences of single plans, the one to prefer first.
+
+    `noise`: cell and metric → how A/A sessions scatter there, by the host's noise card; it speaks where no earlier
+    session does.
+    """
     budget = Budget.of(suite.rule, len(suite.regime), aborted)
     return tuple(
         sight
         for regime in suite.regime
         for clause in regime.require
-        for sight in _of_clause(suite, earlier, budget, regime, clause)
+        for sight in _of_clause(suite, earlier, budget, regime, clause, noise)
     )
 
 
 def _of_clause(
-    suite: Suite, earlier: Sequence[Evidence], budget: Budget, regime: Regime, clause: Clause
+    suite: Suite,
+    earlier: Sequence[Evidence],
+    budget: Budget,
+    regime: Regime,
+    clause: Clause,
+    noise: Mapping[tuple[Cell, str], float],
 ) -> list[Sight]:
     if clause.metric == DIVERGENCE:  # exact counts, not a scatter: 3/n requests bound it
         return []
@@ -107,14 +125,18 @@ def _of_clause(
         mode = clause.mode or (suite.workload.mode if suite.workload else "exec")
         return [_replayed(suite, earlier, budget, regime, clause, cell) for cell in workload_cells(suite, regime, mode)]
     cells = timing_cells(suite, regime, clause.level)
-    return [_timed(suite, earlier, budget, regime, clause, cell) for cell in cells]
+    card = [noise.get((cell, clause.metric), math.nan) for cell in cells]
+    return [_timed(suite, earlier, budget, regime, clause, cell, sd) for cell, sd in zip(cells, card, strict=True)]
 
 
 def _timed(
-    suite: Suite, earlier: Sequence[Evidence], budget: Budget, regime: Regime, clause: Clause, cell: Cell
+    suite: Suite, earlier: Sequence[Evidence], budget: Budget, regime: Regime, clause: Clause, cell: Cell, card: float
 ) -> Sight:
     target = suite.rule.power.target if suite.rule.power else POWER
     sd, threshold = _session_sd(suite, earlier, cell, clause.metric), threshold_of(clause)
+    source = "earlier sessions"
+    if math.isnan(sd) and not math.isnan(card):
+        sd, source = card, "noise card"
     sessions, alpha = budget.looks[-1], budget.nominal[-1]
     plain = clause.metric in ONCE_A_SESSION
     sees, wanted = math.nan, math.nan
@@ -124,15 +146,16 @@ def _timed(
             effect = minimum_detectable_effect(sd, sessions, alpha, target)
             sees = threshold + effect if plain else 1.0 - (1.0 - threshold) * math.exp(-effect)
     else:
-        floors = [evidence.aa_floor for evidence in earlier]
+        floors = [evidence.aa_floor(cell) for evidence in earlier]
         wanted = equivalence_margin(threshold, max(floors, default=0.0)) if clause.test == "equivalence" else threshold
         if math.isfinite(sd):
             both = (1.0 + target) / 2.0 if clause.test == "equivalence" else target
             effect = minimum_detectable_effect(sd, sessions, alpha, both)
             sees = effect if plain else math.expm1(effect)
     return Sight(
-        regime.id, clause.level, clause.metric, clause.test, str(cell), threshold, sees, target, sessions, sd, wanted
-    )
+        regime.id, clause.level, clause.metric, clause.test, str(cell), threshold, sees, target, sessions, sd, wanted,
+        source if math.isfinite(sees) else "",
+    )  # fmt: skip
 
 
 def _replayed(
@@ -163,6 +186,7 @@ def _replayed(
     return Sight(
         regime.id, "workload", clause.metric, clause.test, str(cell), threshold,
         threshold + effect if superior else effect, target, segments, sd, math.nan if superior else threshold,
+        "earlier sessions" if math.isfinite(effect) else "",
     )  # fmt: skip
 
 

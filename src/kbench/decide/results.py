@@ -191,6 +191,8 @@ class Decision:
     """One line for every void session: its run, number and codes."""
     lost: int = 0
     """Sessions that ended with a worker, of either arm."""
+    forced: tuple[str, ...] = ()
+    """Runs in which level 3 was asked for by name: no cost ladder led to it."""
     earlier_plans: tuple[Mapping[str, Any], ...] = ()
     """Other plans of this candidate in the ledger: `plan_hash`, `time`, `verdicts` (or None), `pilot`."""
     diagnostics: tuple[Mapping[str, Any], ...] = ()
@@ -221,6 +223,7 @@ class Decision:
             },
             "void_sessions": list(self.voids),
             "lost_sessions": self.lost,
+            "forced_runs": list(self.forced),
             "earlier_plans": [dict(plan) for plan in self.earlier_plans],
             "diagnostics": [dict(cell) for cell in self.diagnostics],
         }

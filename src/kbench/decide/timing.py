@@ -58,6 +58,13 @@ def equivalence_margin(margin: float, aa_floor: float) -> float:
     return max(margin, aa_floor, LEAST_EQUIVALENCE)
 
 
+def aa_floor(sd: float, sessions: int) -> float:
+    """Half-width of the 95 % interval of `sessions` sessions of two equal variants that scatter by `sd`, relative."""
+    if sessions < 2 or not math.isfinite(sd) or sd <= 0.0:
+        return 0.0
+    return math.expm1(t_quantile(0.975, sessions - 1) * sd / math.sqrt(sessions))
+
+
 def judge_timing(suite: Suite, evidence: Evidence, budget: Budget, regime: Regime, clause: Clause) -> ClauseResult:
     """One kernel or step clause in one regime."""
     cells = timing_cells(suite, regime, clause.level)
@@ -107,7 +114,8 @@ def _judge_cell(suite: Suite, evidence: Evidence, budget: Budget, cell: Cell, cl
     found = estimate_cell(suite, evidence, cell, clause.metric)
     if isinstance(found, Unusable):
         return _unusable(cell, found)
-    return _judge(str(cell), found.without(standing_.void_sessions), budget, clause, evidence.aa_floor, standing_.voids)
+    counted, floor = found.without(standing_.void_sessions), evidence.aa_floor(cell)
+    return _judge(str(cell), counted, budget, clause, floor, standing_.voids)
 
 
 def _weighted(
@@ -134,7 +142,7 @@ def _weighted(
     if isinstance(weights, str):
         return CellResult(name, ClauseStatus.MISSING, f"{name}: {weights}", action=weights)
     said = f"; {len(cells)} cells, {100 * weights.coverage:.0f} % of the recorded time ({weights.source})"
-    return _judge(name, pooled(per_cell, weights.shares), budget, clause, evidence.aa_floor, said)
+    return _judge(name, pooled(per_cell, weights.shares), budget, clause, evidence.aa_floor(*cells), said)
 
 
 def _unusable(cell: Cell, found: Unusable) -> CellResult:

@@ -113,8 +113,10 @@ def _table(grid: Grid) -> Table:
 
     title = Text(clean(grid.title), style="bold")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in grid.columns:
-        table.add_column(Text(clean(column)), overflow="fold")
+    for place, column in enumerate(grid.columns):
+        # A word that people and scripts look for is never broken over two lines.
+        words = [clean(row[place]) for row in grid.rows if clean(row[place]) in _STYLES]
+        table.add_column(Text(clean(column)), overflow="fold", min_width=max(map(len, words), default=None))
     for row in grid.rows:
         table.add_row(*(_cell(text) for text in row))
     return table

@@ -47,6 +47,8 @@ def evidence_line(decision: Decision) -> str:
         parts.append(f"{said}, α {looks.spent:.2g} of {decision.alpha_per_regime:.2g} spent" if looks.used else said)
     if decision.voids or decision.lost:
         parts.append(f"{count(len(decision.voids), 'session')} void for both arms, {decision.lost} lost")
+    if decision.forced:
+        parts.append(f"level 3 forced in {', '.join(clean(run) for run in decision.forced)}")
     return "; ".join(parts)
 
 

@@ -74,6 +74,8 @@ def calibrate(plan: Plan, options: Options, *, sessions: int = LEAST_SESSIONS, d
             "card": f"noise/{card.file}",
             "sha256": sha256_of_file(path),
             "sessions": sessions,
+            "expires": card.expires.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "sd": {case: noise.metrics[TOTAL[cell_of(case)[0].level]].sd for case, noise in cases.items()},
         },
     )
     return Calibrated(card, path, left_out)

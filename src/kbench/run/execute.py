@@ -41,7 +41,9 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
         history.require_unchanged(plan)
         earlier, aborted, _ = history.evidence(plan)
         name = history.open_run(plan) if options.resume else None
-        if name is None and not _anything_due(plan, options, earlier, aborted):
+        floors = history.aa_floors(plan, env.snapshot(), options.host.device)
+        prior = ladder.Prior(aborted - (name is not None), floors)  # the run that goes on is not aborted
+        if name is None and not _anything_due(plan, options, earlier, prior):
             options.observe("nothing_due", plan_hash=plan.plan_hash)
             return None
         _require_this_machine(earlier, options.host.device)
@@ -51,7 +53,7 @@ def execute(plan: Plan, options: Options) -> RunRecord | None:
             run = _start(plan, options, history, commit)
         else:
             run, options = _resume(folder / name, options)
-        record = _measure(Loop(plan, options, run, earlier, aborted - (name is not None)))
+        record = _measure(Loop(plan, options, run, earlier, prior))
         options.observe("run_closing", run=record.run_id)
         end = {"run": record.run_id, "plan_hash": plan.plan_hash, "files": file_hashes(record.path)}
         history.ledger.append(Kind.RUN_END, end)
@@ -165,19 +167,19 @@ def _interrupted(plan: Plan, folder: Path) -> RunFolder | None:
     return None
 
 
-def _anything_due(plan: Plan, options: Options, earlier: Sequence[RunRecord], aborted: int) -> bool:
+def _anything_due(plan: Plan, options: Options, earlier: Sequence[RunRecord], prior: ladder.Prior) -> bool:
     looks = plan.loaded.suite.rule.looks
     levels = [level for level in MEASURED_LEVELS if level in options.levels and plan.at(level)]
     codes = plan.loaded.suite.rule.void_codes
     have = [sessions_of(earlier, level, codes) for level in levels]
     if any(sessions < looks[0] for sessions in have):
         return True
-    if any(sessions < looks[-1] for sessions in have) and ladder.undecided(plan, earlier, levels, aborted=aborted):
+    if any(sessions < looks[-1] for sessions in have) and ladder.undecided(plan, earlier, levels, prior):
         return True
     suite = plan.loaded.suite
     traced = any(trial.case.startswith("timeline/step/") for record in earlier for trial in record.trials)
     timeline = "timeline" in options.levels and bool(suite.step or suite.kernel) and not traced
-    return timeline or bool(ladder.workload_classes(plan, options.levels, earlier, aborted=aborted))
+    return timeline or bool(ladder.workload_classes(plan, options.levels, earlier, prior))
 
 
 def _header(plan: Plan, options: Options, *, exploratory: bool) -> dict[str, Any]:

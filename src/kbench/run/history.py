@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kbench.decide.evidence import Cell, cell_of
+from kbench.decide.timing import aa_floor
 from kbench.errors import IntegrityError, KbenchError, Problem
 from kbench.hashing import difference, sha256_of_file
 from kbench.ledger import Entry, Kind, Ledger
+from kbench.noise import key_of
 from kbench.plan import Plan
 from kbench.record import RunFolder, RunRecord, list_runs, read_run
 from kbench.run.committed import require_ancestor
@@ -120,6 +124,31 @@ class History:
                         one["verdicts"] = dict(body["verdicts"])
         return found
 
+    def aa_floors(self, plan: Plan, environment: dict[str, Any], device: str) -> dict[Cell, float]:
+        """How far apart two equal variants may seem on this machine, by the calibrations before the plan's first run.
+
+        A calibration that came later, or had expired by then, widens nothing: a margin is known before the evidence.
+        """
+        starts = [e for e in self.standing if e.kind is Kind.RUN_START and e.body["plan_hash"] == plan.plan_hash]
+        before = self.entries[: starts[0].n - 1] if starts else self.entries
+        when = starts[0].time if starts else _now()
+        known = [e.body for e in before if e.kind is Kind.CALIBRATE and "sd" in e.body]
+        if not known:
+            return {}
+        key = key_of(environment, device, plan.baseline, plan.loaded.suite.measure)
+        sds: dict[str, float] = {}
+        for body in known:
+            if body["card"] == f"noise/{key.name}.json" and str(body["expires"]) > when:
+                sds |= body["sd"]
+        sessions = plan.loaded.suite.rule.looks[0]
+        return {cell_of(case)[0]: aa_floor(sd, sessions) for case, sd in sds.items()}
+
+    def floors_of(self, plan: Plan, records: Sequence[RunRecord]) -> dict[Cell, float]:
+        """`aa_floors` on the machine that `records` were measured on."""
+        if not records:
+            return {}
+        return self.aa_floors(plan, records[0].header["environment"], str(records[0].header["device"]))
+
     def scatter(self, plan: Plan) -> list[RunRecord]:
         """Every ended run that can still be read, pilots and other plans too: how this machine scatters, no more.
 
@@ -149,6 +178,10 @@ class History:
                 records.append(read_run(self.folder / run.run))
         _require_one_machine(records)
         return records, sum(not run.ended for run in runs), self.voids(plan.plan_hash)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def unannounced(folder: Path, entries: Sequence[Entry]) -> list[Problem]:

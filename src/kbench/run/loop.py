@@ -54,8 +54,7 @@ class Loop:
     options: Options
     folder: RunFolder
     earlier: Sequence[RunRecord]
-    aborted: int = 0
-    """Other runs of this plan that never ended."""
+    prior: ladder.Prior = ladder.NOTHING
     began: float = field(default_factory=time.monotonic)
     blamed: set[tuple[str, str]] = field(default_factory=set)
     """`(case, variant)` of workers that died: not measured again in this run."""
@@ -69,7 +68,7 @@ class Loop:
             self._sessions()
         self._trace()
         records = [*self.earlier, read_run(self.folder.path)]
-        classes = ladder.workload_classes(self.plan, self.options.levels, records, aborted=self.aborted)
+        classes = ladder.workload_classes(self.plan, self.options.levels, records, self.prior)
         if classes:
             rows = costs.gather(records)
             workload.measure(self.plan, self.options.host, self.folder, classes, rows, self.options.observe)
@@ -84,8 +83,8 @@ class Loop:
         further = next((look for look in self.plan.loaded.suite.rule.looks if look > have), None)
         if further is None or have == 0 or self._spent:
             return False
-        if not ladder.undecided(self.plan, records, levels, aborted=self.aborted):
-            futile = ladder.futile_regimes(self.plan, records, aborted=self.aborted)
+        if not ladder.undecided(self.plan, records, levels, self.prior):
+            futile = ladder.futile_regimes(self.plan, records, self.prior)
             if futile:
                 self.options.observe("futile", sessions=have, regimes=", ".join(futile))
             return False
