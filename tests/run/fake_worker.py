@@ -7,12 +7,14 @@ KBENCH_FAKE_SPREAD names a folder in which workers count themselves: each sessio
 number says, so that sessions differ (and always in the same way).
 
 KBENCH_FAKE_FACTOR is `VARIANT=FACTOR`: that arm takes so many times as long.
+KBENCH_FAKE_SELECTION is JSON, variant → the fact `selection` of its trials.
 KBENCH_FAKE_STATUS is `VARIANT=STATUS`: its trials end so when they are prepared.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 from pathlib import Path
@@ -38,6 +40,8 @@ def outcome_of(request: Request, windows: int, factor: float, name: str) -> Outc
     arm, _, status = os.environ.get("KBENCH_FAKE_STATUS", "").partition("=")
     if request.op == "prepare" and arm == name:
         return Outcome(Status(status), "the fake was told to")
+    if request.op in ("prepare", "trace") and (chosen := json.loads(os.environ.get("KBENCH_FAKE_SELECTION", "{}"))):
+        return Outcome(facts={"op": request.op, "selection": chosen.get(name, {})})
     if request.op == "prepare" and "1*1@7" in case:
         return Outcome(Status.UNSUPPORTED, "the fake does not do seven")
     if request.op == "window":

@@ -6,7 +6,21 @@ import signal
 
 import typer
 
-from kbench.cli import calibrate, decide, explain, info, kernel, ledger, measure, mock, plan, selftest, traces, tune
+from kbench.cli import (
+    backends,
+    calibrate,
+    decide,
+    explain,
+    info,
+    kernel,
+    ledger,
+    measure,
+    mock,
+    plan,
+    selftest,
+    traces,
+    tune,
+)
 
 app = typer.Typer(
     name="kbench",
@@ -29,6 +43,7 @@ app.command("calibrate")(calibrate.calibrate)
 app.add_typer(traces.app, name="trace")
 app.add_typer(ledger.app, name="ledger")
 app.command("list")(info.list_)
+app.command("backends")(backends.backends)
 app.command("env")(info.env)
 app.command("mock-server")(mock.mock_server)
 app.command("selftest")(selftest.selftest)

@@ -19,6 +19,7 @@ from kbench.errors import ExitCode, KbenchError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from kbench.decide.expected import Expectation
     from kbench.plan import Plan
 
 P = ParamSpec("P")
@@ -41,6 +42,22 @@ TraceFiles = Annotated[
 CostFiles = Annotated[
     list[str] | None,
     typer.Option("--costs", metavar="NAME=FILE", help="Use FILE as cost grid of variant NAME; repeatable."),
+]
+
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--without", metavar="BACKEND", help="Treat BACKEND as gone: measures who stands in for it; repeatable."
+    ),
+]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--expect",
+        metavar="NAME=BACKEND",
+        help="Exit 5 where another ran, 4 where nobody was seen. NAME is an operation or phase of the candidate, or "
+        "VARIANT:NAME; repeatable.",
+    ),
 ]
 
 RESULTS = Path("results")
@@ -114,15 +131,45 @@ def pairs(given: list[str] | None, option: str) -> dict[str, str]:
     return found
 
 
+def expectations(plan: Plan, given: list[str] | None) -> list[Expectation]:
+    """`[VARIANT:]NAME=BACKEND`, checked against what the plan has before anything is measured."""
+    from kbench.decide.expected import Expectation
+
+    claim = plan.loaded.suite.claim
+    arms = {"baseline": claim.baseline, "candidate": claim.candidate, **{arm.name: arm.name for arm in plan.both}}
+    found = []
+    for item in given or []:
+        place, equals, backend = item.partition("=")
+        variant, colon, name = place.rpartition(":")
+        if not (equals and name and backend) or (colon and not variant):
+            raise UsageError(f"--expect {item!r} is not NAME=BACKEND", remedy="e.g. --expect decode=triton-paged")
+        if variant and variant not in arms:
+            raise UsageError(f"--expect {item}: no variant {variant!r}", remedy=f"one of {', '.join(arms)}")
+        one = Expectation(arms[variant or "candidate"], name, backend)
+        ops = ["attention.decode", "attention.prefill", *(op for arm in plan.both for op in arm.kernels)]
+        ops += [case.op for case in plan.cases]
+        if not any(one.speaks_of(op) for op in ops):
+            known = ", ".join(dict.fromkeys(op for op in ops if op not in ("step", "replay")))
+            raise UsageError(f"--expect {item}: the suite has no {name!r}", remedy=f"one of {known}")
+        found.append(one)
+    return found
+
+
 def load_plan(
-    suite: Path, seed: int | None = None, traces: list[str] | None = None, costs: list[str] | None = None
+    suite: Path,
+    seed: int | None = None,
+    traces: list[str] | None = None,
+    costs: list[str] | None = None,
+    without: list[str] | None = None,
 ) -> Plan:
     """Suite and plan, with the suite's warnings on stderr."""
     from kbench.plan import make_plan
     from kbench.report.text import clean
     from kbench.suite import load_suite
 
-    loaded = load_suite(suite, seed=seed, traces=pairs(traces, "--trace"), costs=pairs(costs, "--costs"))
+    loaded = load_suite(
+        suite, seed=seed, traces=pairs(traces, "--trace"), costs=pairs(costs, "--costs"), without=without or ()
+    )
     for warning in loaded.warnings:
         typer.echo(f"kbench: warning: {clean(warning)}", err=True)
     return make_plan(loaded)

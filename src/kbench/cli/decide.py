@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from kbench.errors import ExitCode, MeasurementError
 
 if TYPE_CHECKING:
     from kbench.decide import Decision
+    from kbench.decide.expected import Expectation
     from kbench.plan import Plan
     from kbench.record import RunRecord
 
@@ -33,6 +35,8 @@ def decide(
     seed: common.Seed = None,
     traces: common.TraceFiles = None,
     costs: common.CostFiles = None,
+    without: common.Without = None,
+    expect: common.Expect = None,
     junit: outputs.Junit = None,
     github: outputs.GitHub = False,
     fail_on: outputs.FailOn = None,
@@ -41,8 +45,8 @@ def decide(
     """Evaluate the predeclared rule over all evidence of this plan."""
     told = outputs.Outputs.of(suite, as_json, junit, github, fail_on)
     with told.whatever_happens():
-        plan = common.load_plan(suite, seed, traces, costs)
-        code = decide_and_show(plan, out, as_json, told)
+        plan = common.load_plan(suite, seed, traces, costs, without)
+        code = decide_and_show(plan, out, as_json, told, expected=common.expectations(plan, expect))
     raise typer.Exit(int(code))
 
 
@@ -55,10 +59,11 @@ def report(
     seed: common.Seed = None,
     traces: common.TraceFiles = None,
     costs: common.CostFiles = None,
+    without: common.Without = None,
     debug: common.Debug = False,
 ) -> None:
     """Write the report of a suite's evidence."""
-    plan = common.load_plan(suite, seed, traces, costs)
+    plan = common.load_plan(suite, seed, traces, costs, without)
     decided = _decide(plan, out)
     path = write_report(plan, decided, output or out / plan.name / "report.md")
     if as_json:
@@ -68,22 +73,35 @@ def report(
 
 
 def decide_and_show(
-    plan: Plan, out: Path, as_json: bool, told: outputs.Outputs, exploratory: RunRecord | None = None
+    plan: Plan,
+    out: Path,
+    as_json: bool,
+    told: outputs.Outputs,
+    exploratory: RunRecord | None = None,
+    expected: Sequence[Expectation] = (),
 ) -> ExitCode:
     """Decide, keep the decision (ledger, report, selector), tell CI, print. An exploratory run leaves no trace."""
+    from kbench.cli.measure import keep_metrics, selection_code
     from kbench.report.tables import verdict_table
 
     decided = _decide(plan, out) if exploratory is None else _explore(plan, exploratory)
     document = decided.decision.to_json()
     document["exploratory"] = exploratory is not None
-    document["exit_code"] = int(told.exit_code(decided.decision))
+    codes = [told.exit_code(decided.decision)]
+    if expected:
+        codes.append(selection_code(plan, decided.records, expected))
+    document["exit_code"] = int(ExitCode.worst(codes))
     if exploratory is None:
         told.tell(decided.decision, _keep(plan, decided, out))
+        keep_metrics(plan, decided.records, out)
     if as_json:
         common.print_json(document)
     else:
         common.console().print(verdict_table(decided.decision))
-        if exploratory is None:
+        if plan.loaded.without:
+            gone = ", ".join(plan.loaded.without)
+            typer.echo(f"without {gone}: a plan of its own, {plan.plan_hash}; no selector is written", err=True)
+        elif exploratory is None:
             typer.echo(f"report: {out / plan.name / 'report.md'}", err=True)
         else:
             typer.echo("exploratory: this is no evidence, and no verdict rests on it", err=True)
@@ -106,6 +124,7 @@ def write_report(plan: Plan, decided: Decided, path: Path) -> Path:
 
 def _decide(plan: Plan, out: Path) -> Decided:
     from kbench.decide import Evidence, decide, explain
+    from kbench.run.benchmarked import benchmarked
     from kbench.run.history import History
 
     history = History.read(out, plan.name)
@@ -119,6 +138,7 @@ def _decide(plan: Plan, out: Path) -> Decided:
         total=len(records) + aborted,
         void_codes=suite.rule.void_codes,
         aa_floors=history.floors_of(plan, records),
+        benchmarked=benchmarked(plan, out),
     )
     decision = explain(decide(suite, evidence, plan_hash=plan.plan_hash), suite, evidence)
     return Decided(replace(decision, earlier_plans=tuple(history.earlier_plans(plan))), records)
@@ -146,10 +166,13 @@ def _keep(plan: Plan, decided: Decided, out: Path) -> str:
     ledger, selector, page = history.ledger, out / plan.name / FILE, out / plan.name / "report.md"
     verdicts = {regime["regime"]: regime["verdict"] for regime in decided.decision.to_json()["regimes"]}
     body = {"plan_hash": plan.plan_hash, "verdicts": verdicts, "runs": [r.run_id for r in decided.records]}
-    if history.last_decision == body and selector.exists() and page.exists():
+    beside = bool(plan.loaded.without)  # evidence on a stand-in: what is in use is not its business
+    if history.last_decision == body and (beside or (selector.exists() and page.exists())):
         return ledger.head
     try:
         head = ledger.append(Kind.DECIDE, body).hash if decided.records else ledger.head
+        if beside:
+            return head
         if decided.records or selector.exists():
             write_selector(selector_document(plan, decided.decision, decided.records, head), selector)
         if decided.records:

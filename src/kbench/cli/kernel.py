@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ from kbench.cli import common, measure
 from kbench.errors import UsageError
 
 if TYPE_CHECKING:
+    from kbench.decide.expected import Expectation
     from kbench.plan import Plan
 
 SuiteOrNone = Annotated[
@@ -83,6 +85,8 @@ def kernel(
     quick: measure.QuickOption = False,
     traces: common.TraceFiles = None,
     costs: common.CostFiles = None,
+    without: common.Without = None,
+    expect: common.Expect = None,
     debug: common.Debug = False,
 ) -> None:
     """Level 1: is the operation right, and faster, on the shapes that matter?"""
@@ -107,6 +111,8 @@ def kernel(
             quick=quick,
             traces=traces,
             costs=costs,
+            without=without,
+            expect=expect,
             debug=debug,
         )
     if definition:
@@ -116,14 +122,17 @@ def kernel(
         op, dtype, page_size = op or defined.op, dtype or defined.dtype, page_size or defined.page_size
     if not (op and implementation):
         raise UsageError("nothing to measure", remedy="name a suite, or give --op and --impl; see kbench list ops")
+    if without:
+        raise UsageError("--without is about the fallbacks of a suite", remedy="name the suite, or leave it out")
     settings = {"cache": cache, "timer": timer}
     layer = {"model": model, "dtype": dtype or "float32", "page_size": page_size or 16, "layout": layout}
     plan = plan_of(op, implementation, baseline, points or [], files, layer, settings, seed or 1)
     for note in plan.loaded.warnings:
         typer.echo(f"kbench: note: {note}", err=True)
+    expected = common.expectations(plan, expect)
     if dry_run:
         return measure.show_plan(plan, out, as_json)
-    _measure(plan, as_json, out, device, budget, only, sessions)
+    _measure(plan, as_json, out, device, budget, only, sessions, expected)
 
 
 def plan_of(
@@ -158,7 +167,14 @@ def plan_of(
 
 
 def _measure(
-    plan: Plan, as_json: bool, out: Path, device: str, budget: float | None, only: str, sessions: int | None
+    plan: Plan,
+    as_json: bool,
+    out: Path,
+    device: str,
+    budget: float | None,
+    only: str,
+    sessions: int | None,
+    expected: Sequence[Expectation],
 ) -> None:
     from kbench.report import tables, views
     from kbench.suite import adhoc
@@ -166,4 +182,4 @@ def _measure(
     records = measure.measured(plan, ("kernel",), out, device, False, budget, True, only, sessions or adhoc.SESSIONS)
     view = views.kernel_view(plan.loaded.suite, records, plan.loaded.recorded)
     measure.show(view, as_json, tables.kernel_table)
-    measure.require_selected(plan, records)
+    measure.require_selected(plan, records, expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ from kbench.cli import common, outputs
 from kbench.errors import ExitCode, MeasurementError, UsageError
 
 if TYPE_CHECKING:
+    from kbench.decide.expected import Expectation
     from kbench.plan import Plan
     from kbench.record import RunRecord
     from kbench.run.loop import Options
@@ -30,6 +31,8 @@ def run(
     exploratory: common.Exploratory = False,
     traces: common.TraceFiles = None,
     costs: common.CostFiles = None,
+    without: common.Without = None,
+    expect: common.Expect = None,
     junit: outputs.Junit = None,
     github: outputs.GitHub = False,
     fail_on: outputs.FailOn = None,
@@ -40,14 +43,15 @@ def run(
 
     told = outputs.Outputs.of(suite, as_json, junit, github, fail_on, evidence=not (exploratory or dry_run))
     with told.whatever_happens():
-        plan = common.load_plan(suite, seed, traces, costs)
+        plan = common.load_plan(suite, seed, traces, costs, without)
+        expected = common.expectations(plan, expect)
         if dry_run:
             return show_plan(plan, out, as_json)
         suite_ = plan.loaded.suite
         stepping = suite_.step is not None or suite_.workload is not None  # else no engine is measured, nor looked into
         levels = ("kernel", "step", *(("timeline",) if stepping else ()), "workload")
         record = _execute(plan, levels, out, device, resume, budget, exploratory, "")
-        code = decide_and_show(plan, out, as_json, told, exploratory=record if exploratory else None)
+        code = decide_and_show(plan, out, as_json, told, exploratory=record if exploratory else None, expected=expected)
     raise typer.Exit(int(code))
 
 
@@ -78,6 +82,7 @@ def timeline(
     exploratory: common.Exploratory = False,
     traces: common.TraceFiles = None,
     costs: common.CostFiles = None,
+    without: common.Without = None,
     debug: common.Debug = False,
 ) -> None:
     """Say where a step's time goes: is the kernel worth the work at all?"""
@@ -89,7 +94,7 @@ def timeline(
     own = read_patterns(classes) if classes is not None else None
     trace: Path | None = source
     if not source.name.endswith((".json", ".json.gz")):
-        plan = common.load_plan(source, seed, traces, costs)
+        plan = common.load_plan(source, seed, traces, costs, without)
         if dry_run:
             return show_plan(plan, out, as_json)
         records = measured(plan, ("timeline",), out, device, resume, None, exploratory, "")
@@ -147,6 +152,8 @@ def _windowed(level: str, question: str) -> Callable[..., None]:
         quick: QuickOption = False,
         traces: common.TraceFiles = None,
         costs: common.CostFiles = None,
+        without: common.Without = None,
+        expect: common.Expect = None,
         debug: common.Debug = False,
     ) -> None:
         from kbench.report import tables, views
@@ -155,17 +162,18 @@ def _windowed(level: str, question: str) -> Callable[..., None]:
             raise UsageError("--gate and --exploratory exclude each other", remedy="a gate locks nothing anyway")
         if quick and not gate:
             raise UsageError("--quick is an option of --gate", remedy="add --gate")
-        plan = common.load_plan(suite, seed, traces, costs)
+        plan = common.load_plan(suite, seed, traces, costs, without)
+        expected = common.expectations(plan, expect)
         if dry_run:
             return show_plan(plan, out, as_json)
         if gate:
-            return _gate(plan, level, out, device, resume, budget, only, as_json, quick)
+            return _gate(plan, level, out, device, resume, budget, only, as_json, quick, expected)
         records = measured(plan, (level,), out, device, resume, budget, exploratory, only)
         if level == "step":
             show(views.step_view(plan.loaded.suite, records), as_json, tables.step_table)
         else:
             show(views.kernel_view(plan.loaded.suite, records, plan.loaded.recorded), as_json, tables.kernel_table)
-        require_selected(plan, records)
+        require_selected(plan, records, expected)
 
     command.__doc__ = question
     return command
@@ -188,28 +196,42 @@ def workload(
     exploratory: common.Exploratory = False,
     traces: common.TraceFiles = None,
     costs: common.CostFiles = None,
+    without: common.Without = None,
+    expect: common.Expect = None,
     debug: common.Debug = False,
 ) -> None:
     """Level 3: do users get more qualifying work, with queueing, cache and preemption?"""
     from kbench.report import tables, views
 
-    plan = common.load_plan(suite, seed, traces, costs)
+    plan = common.load_plan(suite, seed, traces, costs, without)
+    expected = common.expectations(plan, expect)
     if dry_run:
         return show_plan(plan, out, as_json)
     records = measured(plan, ("workload",), out, device, resume, budget, exploratory, "")
     show(views.workload_view(plan.loaded.suite, records), as_json, tables.workload_table)
-    require_selected(plan, records)
+    require_selected(plan, records, expected)
 
 
-def require_selected(plan: Plan, records: list[RunRecord]) -> None:
-    """Exit 5 with a line for everything that ran in the place of something else, and was not declared."""
+def require_selected(plan: Plan, records: list[RunRecord], expected: Sequence[Expectation] = ()) -> None:
+    """Exit 5 with a line for everything that ran in the place of something else, undeclared or not expected; 4 where
+    what is expected was never seen."""
+    code = selection_code(plan, records, expected)
+    if code is not ExitCode.DONE:
+        raise typer.Exit(int(code))
+
+
+def selection_code(plan: Plan, records: list[RunRecord], expected: Sequence[Expectation]) -> ExitCode:
     from kbench.decide import Evidence, selection_drift
+    from kbench.decide.expected import judge
 
-    found = selection_drift(plan.loaded.suite, Evidence.of(records)) if records else ()
-    for sentence in found:
+    evidence = Evidence.of(records) if records else None
+    drift = selection_drift(plan.loaded.suite, evidence) if evidence is not None else ()
+    found = judge(expected, evidence if evidence is not None else Evidence.of([], plan_hash=plan.plan_hash))
+    for sentence in (*drift, *found.broken, *found.unseen):
         typer.echo(f"kbench: {sentence}", err=True)
-    if found:
-        raise typer.Exit(int(ExitCode.INTEGRITY))
+    if drift or found.broken:
+        return ExitCode.INTEGRITY
+    return ExitCode.MISSING if found.unseen else ExitCode.DONE
 
 
 def show(document: dict[str, Any], as_json: bool, table: Any) -> None:
@@ -243,7 +265,21 @@ def measured(
         return [record]
     from kbench.run.history import History
 
-    return History.read(out, plan.name).evidence(plan)[0]
+    records = History.read(out, plan.name).evidence(plan)[0]
+    keep_metrics(plan, records, out)
+    return records
+
+
+def keep_metrics(plan: Plan, records: list[RunRecord], out: Path) -> None:
+    """Who computed what, for a Prometheus collector. A folder that cannot be written costs the file alone."""
+    from kbench.report import prometheus
+
+    if not records or plan.loaded.without:
+        return
+    try:
+        prometheus.write(plan.name, records, out / plan.name / prometheus.FILE)
+    except MeasurementError as error:
+        typer.echo(f"kbench: warning: {error}", err=True)
 
 
 def _require_levels(plan: Plan, levels: tuple[str, ...]) -> None:
@@ -264,6 +300,7 @@ def _gate(
     only: str,
     as_json: bool,
     quick: bool,
+    expected: Sequence[Expectation],
 ) -> None:
     """Measure a level as a gate, show its verdicts, and end with its exit code."""
     from kbench.report import tables
@@ -272,7 +309,15 @@ def _gate(
     _require_levels(plan, (level,))
     found = gate(plan, _options(plan, (level,), out, device, resume, budget, False, only), level, quick_only=quick)
     show(found.document, as_json, tables.gate_table)
-    raise typer.Exit(int(found.exit_code))
+    code = found.exit_code
+    if expected:
+        record = found.document["run"]
+        from kbench.record import read_run
+        from kbench.run.gate import FOLDER
+
+        records = [read_run(out / plan.name / FOLDER / record)] if record else []
+        code = ExitCode.worst([code, selection_code(plan, records, expected)])
+    raise typer.Exit(int(code))
 
 
 def _execute(

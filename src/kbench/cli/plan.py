@@ -21,11 +21,12 @@ def plan(
     seed: common.Seed = None,
     traces: common.TraceFiles = None,
     costs: common.CostFiles = None,
+    without: common.Without = None,
     out: common.Out = common.RESULTS,
     debug: common.Debug = False,
 ) -> None:
     """Say what would run, in what order and for how long; run nothing."""
-    show(common.load_plan(suite, seed, traces, costs), out, as_json)
+    show(common.load_plan(suite, seed, traces, costs, without), out, as_json)
 
 
 def show(found: Plan, out: Path, as_json: bool) -> None:

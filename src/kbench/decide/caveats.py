@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from kbench.decide.cells import standing
 from kbench.decide.clauses import regime_cells
 from kbench.decide.diagnostics import Diagnostics
 from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import percent
+from kbench.decide.selections import stand_ins
+from kbench.suite.checks import arm_of
 from kbench.suite.schema import Regime, Suite
 
 Diagnosed = Mapping[Cell, Diagnostics]
@@ -63,6 +66,33 @@ def _caveats(suite: Suite, evidence: Evidence, regime: Regime, diagnosed: Diagno
             "this is no confirmation any longer",
             "the evidence can be a pilot of a new plan: kbench ledger amend SUITE --reason TEXT",
         )
+    yield from _stand_ins(suite, evidence, regime)
     if rule.diagnostics.contaminated == "inconclusive":
         for sentence in contaminated(suite, regime, diagnosed):
             yield Caveat(f"contaminated: {sentence}", "measure on a machine that is quiet in both arms")
+
+
+def _stand_ins(suite: Suite, evidence: Evidence, regime: Regime) -> Iterator[Caveat]:
+    """What may serve, or did, in the place of what is claimed, and was not measured as that."""
+    declares = any(variant.fallback for variant in suite.variants.values())
+    for name in (suite.claim.baseline, suite.claim.candidate) if declares else ():
+        arm = arm_of(suite, name, Path())
+        for entry in arm.fallback:
+            if (entry.op, entry.use) in evidence.benchmarked:
+                continue
+            wanted = arm.implementation_of(entry.op)
+            named = f"{entry.use} may stand in for {wanted} in {name} ({entry.op})"
+            if entry.benchmarked:
+                why = f"{named}, and no run of plan {entry.benchmarked[:12]} measured it"
+            else:
+                why = f"{named}, and it is not said which plan measured it"
+            yield Caveat(why, f"kbench run SUITE --without {wanted}, then write its plan hash as benchmarked")
+    seen: dict[str, None] = {}
+    for level in ("kernel", "step"):
+        for cell in regime_cells(suite, regime, level):
+            for trial in evidence.trials(cell):
+                for found in stand_ins(trial.facts):
+                    if found.policy == "auto":
+                        seen[f"{found.resolved} ran where {found.requested} was named in {trial.variant}"] = None
+    for sentence in seen:
+        yield Caveat(f"policy auto: {sentence}", "name what ran, or auto, in the suite: the claim is about that")

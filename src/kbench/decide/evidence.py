@@ -100,6 +100,8 @@ class Evidence:
     """Point → share of the recorded time, for clauses that weigh their cells."""
     aa_floors: Mapping[Cell, float] = field(default_factory=dict)
     """Relative half-width that this host shows between two equal variants; no cell where it was never calibrated."""
+    benchmarked: frozenset[tuple[str, str]] = frozenset()
+    """(operation, implementation) of declared fallbacks whose named evidence is there and measured them."""
     _series: Mapping[_SeriesKey, Series] = field(default_factory=dict, repr=False)
     _trials: Mapping[Cell, tuple[Ended, ...]] = field(default_factory=dict, repr=False)
 
@@ -116,6 +118,7 @@ class Evidence:
         void_codes: Collection[str] = (),
         weights: Mapping[str, float] | None = None,
         aa_floors: Mapping[Cell, float] | None = None,
+        benchmarked: Collection[tuple[str, str]] = (),
     ) -> Evidence:
         """Pool `runs`, in the order of their names. IntegrityError when they belong to different plans.
 
@@ -145,6 +148,7 @@ class Evidence:
             forced=tuple(run.run_id for run in ordered if run.header.get("forced")),
             weights={_canonical(point): weight for point, weight in (weights or {}).items()},
             aa_floors=dict(aa_floors or {}),
+            benchmarked=frozenset(benchmarked),
             _series=_group(SampleTable.join(_counted(run, known, number) for number, (run, known) in enumerate(pairs))),
             _trials=_collect_trials(ordered, numbers, void_in),
         )

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kbench.selection import selections_of
+
 AUTO = "auto"
 
 
@@ -62,19 +64,6 @@ def inconsistent(trials: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str
         if len(counts) > 1:
             each = " and ".join(f"to {name} in {count}" for name, count in sorted(counts.items()))
             yield role, f"resolved {each} trials: these are two arms"
-
-
-def selections_of(facts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """`(role, record)`. A kernel trial has one selection, without a role; a step or workload trial has one a phase."""
-    found = facts.get("selection")
-    if not isinstance(found, Mapping):
-        return
-    if "resolved" in found or "requested" in found:
-        yield "", found
-        return
-    for role, record in sorted(found.items()):
-        if isinstance(record, Mapping):
-            yield str(role), record
 
 
 def _text(value: Any) -> str:

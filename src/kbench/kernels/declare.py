@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kbench.catalog import DTYPES, LAYOUTS, Capability, GraphSupport, Implementation, operation
+from kbench.catalog import DTYPES, LAYOUTS, ROLES, Capability, GraphSupport, Implementation, operation
 
 ATTRIBUTE = "__kbench__"
 T = TypeVar("T", bound=Callable[..., Any])
@@ -31,7 +31,10 @@ def implementation(
     features: tuple[str, ...] = (),
     longest_query: int = 0,
     graph: bool | GraphSupport = True,
+    roles: tuple[str, ...] = ROLES,
     expects_kernel: str = "",
+    expects_operator: str = "",
+    never: tuple[str, ...] = (),
 ) -> Callable[[T], T]:
     """Declare a function or class as an implementation of `op`; see `kbench.catalog.Implementation` for the keys.
 
@@ -59,7 +62,10 @@ def implementation(
             features=features,
             longest_query=longest_query,
             graph=captured,
+            roles=roles,
             expects_kernel=expects_kernel,
+            expects_operator=expects_operator,
+            never=never,
         )
         setattr(found, ATTRIBUTE, declared)
         return found

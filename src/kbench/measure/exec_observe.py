@@ -23,7 +23,7 @@ from kbench.catalog import Implementation
 from kbench.engine.phases import NullClock, Phases
 from kbench.engine.runner import Runner
 from kbench.kernels.base import Attention
-from kbench.measure.promises import promise_broken
+from kbench.measure.promises import held, promises
 from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
 
 _PART = "kbench.part "
@@ -173,24 +173,23 @@ def observed_name(
 ) -> str:
     """The name that what ran answers to, and what was seen instead where it is not `resolved`'s.
 
-    Empty where the step did not need this op. `facts`: what `resolved` promises of the names that it is seen by; of
-    code that promises nothing it is only seen that something ran. `later`: the same step after many others.
+    Empty where the step did not need this op, or where nothing tells `resolved` from others. `facts`: what it promises
+    of the names that it is seen by. `later`: the same step after many others.
     """
     names = seen.names(op)
     if not names:
         return ""
     if later is not None and later.names(op) != names:
         return f"not the same throughout: first {_few(names)}, later {_few(later.names(op))}"
-    if facts is None:
-        return resolved
-    kept = [seen] if later is None else [seen, later]
     device = "cuda" if seen.kernels else "cpu"
-    broken = (
-        promise_broken(facts, [*one.names(op), *sorted(one.called.get(op, ()))], device, tuple(one.kernels))
-        for one in kept
-    )
-    problem = next((text for text in broken if text), "")
-    return f"not what it promises: {problem}" if problem else resolved
+    if facts is None or not promises(facts, device):
+        return ""
+    kept = [seen] if later is None else [seen, later]
+    said = [held(facts, [*one.names(op), *sorted(one.called.get(op, ()))], device, tuple(one.kernels)) for one in kept]
+    problem = next((text for text in said if text), "")
+    if problem:
+        return f"not what it promises: {problem}"
+    return "" if None in said else resolved
 
 
 def _few(names: list[str]) -> str:

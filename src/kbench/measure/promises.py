@@ -19,28 +19,37 @@ def expects_here(expected: str, device_type: str) -> bool:
 
 
 def promises(facts: Implementation | None, device_type: str) -> bool:
-    """Whether a trace on this device can tell that somebody else ran."""
+    """Whether a trace on this device may tell that somebody else ran."""
     if facts is None:
         return False
     return expects_here(facts.expects_kernel, device_type) or bool(facts.expects_operator or facts.never)
 
 
-def promise_broken(facts: Implementation, names: Sequence[str], device_type: str, others: Sequence[str] = ()) -> str:
-    """What is wrong with the names that were seen, or nothing. `others`: kernels of which it is not known whose they
-    are; they can keep a promise, and break none."""
+def held(facts: Implementation, names: Sequence[str], device_type: str, others: Sequence[str] = ()) -> str | None:
+    """What is wrong with the names that were seen; empty where a promise was kept; None where none could be judged.
+
+    `others`: kernels of which it is not known whose they are; they can keep a promise, and break none. Where only
+    kernels were seen, promises about operators are not judged.
+    """
     if not names:
         return "nothing was seen"
     seen = (*names, *others)
     shown = ", ".join(list(names)[:_SHOWN])
-    if expects_here(facts.expects_kernel, device_type) and not _any(facts.expects_kernel, seen):
-        return f"no {facts.expects_kernel} among {shown}"
-    operators = [name for name in seen if name.startswith(OPERATOR)]
-    if facts.expects_operator and operators and not _any(facts.expects_operator, operators):
-        return f"no {facts.expects_operator} among {shown}"
-    for foreign in facts.never:
-        if _any(foreign, names):
-            return next(name for name in names if foreign in name)
-    return ""
+    operators = [name for name in names if name.startswith(OPERATOR)]
+    judged = False
+    if expects_here(facts.expects_kernel, device_type):
+        judged = True
+        if not _any(facts.expects_kernel, seen):
+            return f"no {facts.expects_kernel} among {shown}"
+    if facts.expects_operator and operators:
+        judged = True
+        if not _any(facts.expects_operator, operators):
+            return f"no {facts.expects_operator} among {shown}"
+    for foreign in facts.never if operators else ():
+        judged = True
+        if _any(foreign, operators):
+            return next(name for name in operators if foreign in name)
+    return "" if judged else None
 
 
 def _any(part: str, names: Sequence[str]) -> bool:

@@ -13,18 +13,21 @@ import torch
 from kbench.catalog import Implementation
 from kbench.clock.profiler import profile_kernels
 from kbench.clock.timer import Timer
-from kbench.measure.promises import OPERATOR, promise_broken
+from kbench.measure.promises import OPERATOR, held
 
 SHOWN = 8
 
 
 def observed(facts: Implementation, resolved: str, names: tuple[str, ...], device_type: str) -> str:
-    """`resolved` where what ran keeps its promises, else what ran instead; nothing is `unknown`."""
+    """`resolved` where what ran keeps its promises, else what ran instead; nothing is `unknown`.
+
+    Empty where no promise could be judged.
+    """
     if not names:
         return "unknown"
-    problem = promise_broken(facts, names, device_type)
+    problem = held(facts, names, device_type)
     if not problem:
-        return resolved
+        return "" if problem is None else resolved
     return problem if problem in names else names[0]
 
 

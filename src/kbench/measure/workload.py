@@ -32,6 +32,7 @@ from kbench.measure.service import Limits, Segments, evaluate, not_due, segments
 from kbench.measure.shapes import histogram
 from kbench.measure.tables import read_requests, write_parts
 from kbench.protocol import Measurement, Outcome
+from kbench.selection import SelectionRefused
 from kbench.suite.schema import Arm, Slo
 from kbench.targets.base import ReplayResult
 from kbench.targets.virtual import replay_virtual
@@ -135,10 +136,16 @@ def exec_job(
     `max_seconds` were over belong to none (`not_due` in the facts counts them). With `costs_path` the facts have
     `cost_scale`, real over modelled time of these steps, for the other jobs.
     """
+    from kbench.engine.runner import Engine
+    from kbench.measure.refused import refused
     from kbench.targets.embedded import replay_exec
 
     trace = read_trace(Path(trace_path))
     part = trace if max_requests is None else head(trace, max_requests)
+    try:
+        engine = Engine(arm, device)
+    except SelectionRefused as error:
+        return refused(error)
     result: ReplayResult = replay_exec(
         part,
         arm,
@@ -146,6 +153,7 @@ def exec_job(
         rate_scale=rate_scale,
         max_seconds=max_seconds,
         seed=arm.seed if seed is None else seed,
+        engine=engine,
     )
     late = not_due(result.requests)
     cut = without(segments_of(part, segments, warmup, at_most=True), late)
@@ -154,7 +162,8 @@ def exec_job(
             f"no request after the warm-up was due within {max_seconds:g} s", remedy="raise workload.exec_s"
         )
     outcome = _report(result, limits_from(slo), cut, arm, trace_class, rate_scale, paths)
-    outcome = replace(outcome, facts={**outcome.facts, "not_due": len(late)})
+    selection = {phase: record.to_json() for phase, record in engine.runner.selection.items()}
+    outcome = replace(outcome, facts={**outcome.facts, "not_due": len(late), "selection": selection})
     if costs_path is None:
         return outcome
     scale = measured_scale(result.steps, load_costs(costs_path, arm))

@@ -17,6 +17,7 @@ from typing import Any
 
 from kbench.errors import EvidenceError, IntegrityError, MeasurementError
 from kbench.record.sample import Sample, SampleTable, sample_from_json
+from kbench.record.selected import selected_columns
 
 RUN_VERSION = 1
 
@@ -224,7 +225,7 @@ class RunFolder:
         """Turn the journal into Parquet and close the run. Safe to repeat after a kill at any point."""
         self.release()
         record = read_run(self.path)
-        record.samples.write(self.path / "samples.parquet")
+        record.samples.write(self.path / "samples.parquet", selected_columns(record.trials))
         header = {
             **record.header,
             **(extra or {}),

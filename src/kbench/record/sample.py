@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kbench.errors import IntegrityError, MeasurementError
+from kbench.record.selected import COLUMNS, Texts
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,8 +118,11 @@ class SampleTable:
             whole = {name: int(self.whole[name][index]) for name in WHOLE}
             yield Sample(**texts, **whole, value=float(self.value[index]), flags=flags)  # type: ignore[arg-type]
 
-    def write(self, path: Path) -> None:
-        """Write Parquet beside `path` and rename: a reader sees the whole file or none."""
+    def write(self, path: Path, selected: Texts | None = None) -> None:
+        """Write Parquet beside `path` and rename: a reader sees the whole file or none.
+
+        `selected`: texts by case and variant, as columns more; `read` leaves them where they are.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -128,6 +132,8 @@ class SampleTable:
         }
         columns |= {name: pa.array(self.whole[name]) for name in WHOLE}
         columns["value"] = pa.array(self.value)
+        for name, (codes, texts) in self._selected(selected or {}).items():
+            columns[name] = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(texts, pa.string()))
         table = pa.table(columns).replace_schema_metadata({"kbench.samples.version": str(SAMPLES_VERSION)})
         partial = path.with_suffix(".partial")
         try:
@@ -140,6 +146,24 @@ class SampleTable:
                 remedy="free space, then run again with --resume",
             ) from error
 
+    def _selected(self, selected: Texts) -> dict[str, tuple[NDArray[np.int32], list[str]]]:
+        """Codes and texts of every column of `selected`, a row at a time."""
+        cases, variants = self.values["case"], self.values["variant"]
+        pairs = self.codes["case"].astype(np.int64) * max(1, len(variants)) + self.codes["variant"]
+        found = {}
+        for name in COLUMNS:
+            texts: dict[str, int] = {}
+            lookup = np.array(
+                [
+                    texts.setdefault(selected.get((case, variant), {}).get(name, ""), len(texts))
+                    for case in cases
+                    for variant in variants
+                ],
+                dtype=np.int32,
+            )
+            found[name] = (lookup[pairs] if len(self) else np.empty(0, np.int32), list(texts))
+        return found
+
     @classmethod
     def read(cls, path: Path) -> SampleTable:
         import pyarrow as pa
@@ -149,7 +173,7 @@ class SampleTable:
             # Plain strings may come back where a tool rewrote the file; dictionary encoding makes both the same.
             # (`read_table` and `to_numpy` would import pandas.)
             with pq.ParquetFile(path, read_dictionary=list(TEXT)) as file:
-                table = file.read()
+                table = file.read(columns=[*TEXT, *WHOLE, "value"])
             version = (table.schema.metadata or {}).get(b"kbench.samples.version")
             if version != str(SAMPLES_VERSION).encode():
                 raise IntegrityError(f"samples of version {version!r}, not {SAMPLES_VERSION}", where=str(path))

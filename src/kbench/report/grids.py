@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kbench.report.text import MISSING, clean, count, duration, interval_duration, joined, number, percent
+from kbench.selection import selections_of
 
 Row = Mapping[str, Any]
 
@@ -318,18 +319,12 @@ def _n(sessions: int, samples: int) -> str:
 
 def _selection(selection: Any) -> str:
     """`decode blocked (asked for sdpa)`: what ran, and what was asked for where that differs."""
-    if not isinstance(selection, Mapping):
-        return MISSING
     parts = []
-    for phase, record in selection.items():
-        if not isinstance(record, Mapping):
-            parts.append(f"{clean(phase)} {clean(record)}")
-            continue
+    for phase, record in selections_of({"selection": selection}):
         ran = record.get("observed") or record.get("resolved")
         asked = record.get("requested")
-        parts.append(
-            f"{clean(phase)} {clean(ran)}" + (f" (asked for {clean(asked)})" if asked not in (ran, None) else "")
-        )
+        told = f"{clean(phase)} {clean(ran)}".strip()
+        parts.append(told + (f" (asked for {clean(asked)})" if asked not in (ran, None) else ""))
     return joined(parts)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from kbench.decide.results import Decision
 from kbench.record import RunRecord
+from kbench.report.backends_view import selection_summary_grid, selections
 from kbench.report.grids import (
     Grid,
     calibration_grid,
@@ -70,6 +71,7 @@ def report_markdown(
         lines += _grid(boundary_grid(decision, measured)) + _grid(clause_grid(decision))
         lines += _grid(amplification_grid(decision)) + _grid(diagnostic_grid(decision)) + _grid(earlier_grid(decision))
     for grid in (
+        selection_summary_grid(selections(runs)),
         timeline_points_grid(timeline),
         timeline_grid(timeline),
         kernel_grid(kernel),

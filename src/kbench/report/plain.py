@@ -12,10 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from kbench.decide.selections import selections_of
 from kbench.plan import Plan
 from kbench.report.text import clean, count, duration
-from kbench.selection import SelectionRecord
+from kbench.selection import SelectionRecord, selections_of
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from kbench.hashing import sha256_of
 from kbench.plan import Plan, model_label
 from kbench.record import RunRecord
 from kbench.report.text import clean
+from kbench.selection import selections_of
 from kbench.selector import BASELINE, CANDIDATE, SCHEMA, holds, sealed
 from kbench.suite.schema import Regime, Suite
 
@@ -62,7 +63,7 @@ def selector_document(
             "variants": {BASELINE: plan.baseline.name, CANDIDATE: plan.candidate.name},
             "default": BASELINE,
             "on_mismatch": "fallback",
-            "assert_backend": {"prefill": plan.candidate.prefill, "decode": plan.candidate.decode},
+            "assert_backend": {phase: _measured_backend(plan, records, phase) for phase in ("prefill", "decode")},
             "scope": "deployment" if suite.claim.changes_shared_state else "step",
             "entries": [
                 {**entry, "evidence": runs, "est": _estimates(verdict)}
@@ -71,6 +72,21 @@ def selector_document(
             ],
         }
     )
+
+
+def _measured_backend(plan: Plan, records: Sequence[RunRecord], phase: str) -> str:
+    """Who served the candidate when it was measured; who was asked to, where nothing was. Two are no evidence."""
+    op = f"attention.{phase}"
+    found = {
+        str(record.get("resolved"))
+        for run in records
+        for trial in run.trials
+        if trial.variant == plan.candidate.name
+        for role, record in selections_of(trial.facts)
+        if record.get("resolved") and str(record.get("op") or f"attention.{role}") == op
+    }
+    asked: str = getattr(plan.candidate, phase)
+    return found.pop() if len(found) == 1 else asked
 
 
 def write_selector(document: dict[str, Any], path: Path) -> Path:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kbench.decide.results import Decision
-from kbench.report import gate_view, grids
+from kbench.report import backends_view, gate_view, grids
 from kbench.report.grids import Grid
 from kbench.report.launch_grid import cost_grid, launch_grid
 from kbench.report.summary_grid import summary_grid
@@ -95,6 +95,12 @@ def workload_table(view: Document) -> Tables:
     return Tables(
         (grids.workload_grid(view), grids.request_grid(view), grids.replay_grid(view), grids.calibration_grid(view))
     )
+
+
+def backends_table(document: Document) -> Tables:
+    """The document of `kbench backends`."""
+    measured = backends_view.selection_summary_grid(document["measured"])
+    return Tables((*backends_view.matrix_grids(document), measured))
 
 
 def timeline_table(document: Document) -> Tables:

@@ -174,7 +174,7 @@ class History:
         records = []
         for run in runs:
             if run.ended:
-                _require_intact(self.folder / run.run, run.files)
+                require_intact(self.folder / run.run, run.files)
                 records.append(read_run(self.folder / run.run))
         _require_one_machine(records)
         return records, sum(not run.ended for run in runs), self.voids(plan.plan_hash)
@@ -223,7 +223,8 @@ def _readable(declaration: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **with_defaults(declaration["suite"])}
 
 
-def _require_intact(folder: Path, hashes: dict[str, str]) -> None:
+def require_intact(folder: Path, hashes: dict[str, str]) -> None:
+    """Raise IntegrityError where a file of an ended run is gone or another one."""
     for name, expected in hashes.items():
         file = folder / name
         if not file.is_file():

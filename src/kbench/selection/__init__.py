@@ -7,7 +7,7 @@ policy   from a choice to a record: reject, fallback, auto
 
 from kbench.selection.policy import POLICIES, Choice, Look, Policy, SelectionRefused, listed, resolve
 from kbench.selection.query import Query, Reason, absent, check, check_all
-from kbench.selection.record import Candidate, Mutation, SelectionRecord
+from kbench.selection.record import Candidate, Mutation, SelectionRecord, selections_of
 
 __all__ = [
     "POLICIES",
@@ -25,4 +25,5 @@ __all__ = [
     "check_all",
     "listed",
     "resolve",
+    "selections_of",
 ]

@@ -5,7 +5,7 @@ Owns `SelectionRecord`, its JSON form, which travels in every trial's facts, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,19 @@ class SelectionRecord:
             ],
             "mutations": [{"field": m.field, "before": m.before, "after": m.after} for m in self.mutations],
         }
+
+
+def selections_of(facts: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """`(role, record)`. A kernel trial has one selection, without a role; a step or workload trial has one a phase."""
+    found = facts.get("selection")
+    if not isinstance(found, Mapping):
+        return
+    if "resolved" in found or "requested" in found:
+        yield "", found
+        return
+    for role, record in sorted(found.items()):
+        if isinstance(record, Mapping):
+            yield str(role), record
 
 
 def _word(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from kbench.errors import Problem, SuiteError, UsageError
 from kbench.suite import checks
+from kbench.suite.choices import references
 from kbench.suite.lines import key_lines, line_of
 from kbench.suite.schema import Arm, Suite
 from kbench.suite.shapes import Recorded, expanded
@@ -30,6 +32,8 @@ class LoadedSuite:
     """Options of the command line that replace something in the file."""
     recorded: Recorded | None = None
     """How often which shape is called, where a file of `[kernel]` says so."""
+    without: tuple[str, ...] = ()
+    """Implementations to be treated as gone, in both arms."""
 
     @property
     def root(self) -> Path:
@@ -38,11 +42,15 @@ class LoadedSuite:
 
     @property
     def baseline(self) -> Arm:
-        return checks.arm_of(self.suite, self.suite.claim.baseline, self.root)
+        return self._arm(self.suite.claim.baseline)
 
     @property
     def candidate(self) -> Arm:
-        return checks.arm_of(self.suite, self.suite.claim.candidate, self.root)
+        return self._arm(self.suite.claim.candidate)
+
+    def _arm(self, name: str) -> Arm:
+        arm = checks.arm_of(self.suite, name, self.root)
+        return arm.model_copy(update={"without": self.without}) if self.without else arm
 
 
 def load_suite(
@@ -51,10 +59,11 @@ def load_suite(
     seed: int | None = None,
     traces: dict[str, str] | None = None,
     costs: dict[str, str] | None = None,
+    without: Sequence[str] = (),
 ) -> LoadedSuite:
     """Read and check a suite; options of the command line replace its seed, traces and cost grids.
 
-    Raises SuiteError with every problem found.
+    `without`: implementations to be treated as gone. Raises SuiteError with every problem found.
     """
     text = _read(path)
     try:
@@ -84,11 +93,21 @@ def load_suite(
     found = [problem(*item) for item in checks.problems(suite, root)]
     if found:
         raise SuiteError(found)
-    given = (("--seed", seed is not None), ("--trace", bool(traces)), ("--costs", bool(costs)))
+    given = (
+        ("--seed", seed is not None),
+        ("--trace", bool(traces)),
+        ("--costs", bool(costs)),
+        ("--without", bool(without)),
+    )
     options = tuple(name for name, used in given if used)
     odd = [problem(*item) for item in checks.warnings(suite)]
     odd += [problem(("kernel",), note, "") for note in (recorded.notes if recorded else ())]
-    return LoadedSuite(suite, path, tuple(odd), options, recorded)
+    loaded = LoadedSuite(suite, path, tuple(odd), options, recorded, tuple(sorted(set(without))))
+    named = {reference for arm in (loaded.baseline, loaded.candidate) for _, reference in references(arm)}
+    for name in loaded.without:
+        if name not in named:
+            raise UsageError(f"--without {name}: no arm names it", remedy=f"one of {', '.join(sorted(named))}")
+    return loaded
 
 
 def _read(path: Path) -> str:

@@ -254,6 +254,7 @@ ENTRIES = (
         ("attention.mla_decode",),
         "kbench.kernels.latent:TorchMla",
         "gathers the batch's pages, then two batched products and a softmax",
+        expects_operator="aten::bmm",
     ),
     Implementation(
         "reference-mla",
@@ -261,6 +262,7 @@ ENTRIES = (
         "kbench.kernels.latent:PlainMla",
         "the definition, one sequence at a time",
         priority=0,
+        never=("aten::bmm",),
     ),
     Implementation(
         "torch-merge",
@@ -268,6 +270,7 @@ ENTRIES = (
         "kbench.kernels.merging:TorchMerge",
         "log-sum-exp, then a weighted sum, in plain torch",
         graph=ALWAYS,
+        expects_operator="isposinf",
     ),
     Implementation(
         "triton-merge",

@@ -13,6 +13,7 @@ ENTRIES = (
         "kbench.kernels.torch_gemm:TorchGemm",
         "torch.mm: cuBLAS on CUDA",
         graph=ALWAYS,
+        expects_operator="aten::mm",
     ),
     Implementation(
         "torch-gemm-packed",
@@ -20,6 +21,7 @@ ENTRIES = (
         "kbench.kernels.torch_gemm:TorchPackedGemm",
         "torch.mm with the weight stored [k, n]",
         graph=ALWAYS,
+        expects_operator="aten::mm",
     ),
     Implementation(
         "torch-compile-gemm",
@@ -46,6 +48,8 @@ ENTRIES = (
         "kbench.kernels.torch_gemm:TorchGroupedLoop",
         "one torch.mm for each expert that has rows; the host knows the offsets",
         graph=ALWAYS,
+        expects_operator="aten::mm",
+        never=("_grouped_mm", "aten::bmm"),
     ),
     Implementation(
         "torch-grouped-padded",
@@ -53,6 +57,7 @@ ENTRIES = (
         "kbench.kernels.torch_gemm:TorchGroupedPadded",
         "every expert padded to the busiest one, then torch.bmm",
         graph=ALWAYS,
+        expects_operator="aten::bmm",
     ),
     Implementation(
         "torch-grouped-mm",
@@ -61,6 +66,7 @@ ENTRIES = (
         "torch.nn.functional.grouped_mm",
         dtypes=("bfloat16",),
         graph=ALWAYS,
+        expects_operator="_grouped_mm",
     ),
     Implementation(
         "triton-grouped",
@@ -79,6 +85,7 @@ ENTRIES = (
         "kbench.kernels.torch_moe:TorchRouter",
         "softmax, topk, division by the sum",
         graph=ALWAYS,
+        expects_operator="aten::topk",
     ),
     Implementation(
         "triton-router",
@@ -97,6 +104,7 @@ ENTRIES = (
         "kbench.kernels.torch_moe:TorchPermute",
         "stable sort, search, gather",
         graph=ALWAYS,
+        expects_operator="aten::sort",
     ),
     Implementation(
         "triton-permute",
@@ -114,6 +122,7 @@ ENTRIES = (
         ("moe.fused",),
         "kbench.kernels.torch_moe:TorchMoe",
         "a loop over experts, as Hugging Face models write it; the host waits for the router",
+        expects_operator="aten::mm",
     ),
     Implementation(
         "triton-moe",

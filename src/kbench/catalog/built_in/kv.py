@@ -13,6 +13,7 @@ ENTRIES = (
         "kbench.kernels.movers:TorchAppend",
         "an indexed write",
         graph=ALWAYS,
+        expects_operator="index_put",
     ),
     Implementation(
         "triton-kv-append",
@@ -31,6 +32,7 @@ ENTRIES = (
         "kbench.kernels.movers:TorchCopyPages",
         "index_select, then index_copy_",
         graph=ALWAYS,
+        expects_operator="index_copy_",
     ),
     Implementation(
         "torch-convert",
@@ -38,6 +40,7 @@ ENTRIES = (
         "kbench.kernels.movers:TorchConvert",
         "slots of both sides in the plan, then a gather and a scatter",
         graph=ALWAYS,
+        expects_operator="index_put",
     ),
     Implementation(
         "triton-convert-pages",

@@ -13,6 +13,7 @@ ENTRIES = (
         "kbench.kernels.norms:TorchRmsNorm",
         "torch.nn.functional.rms_norm",
         graph=ALWAYS,
+        expects_operator="rms_norm",
     ),
     Implementation(
         "torch-add-rmsnorm",
@@ -20,6 +21,7 @@ ENTRIES = (
         "kbench.kernels.norms:TorchAddRmsNorm",
         "the addition, then the norm: two kernels at least",
         graph=ALWAYS,
+        expects_operator="aten::rsqrt",
     ),
     Implementation(
         "compile-rmsnorm",
@@ -88,6 +90,7 @@ ENTRIES = (
         "kbench.kernels.elementwise:TorchRope",
         "rows of the tables by position, then halves or pairs, float32",
         graph=ALWAYS,
+        expects_operator="aten::cat",
     ),
     Implementation(
         "compiled-rope",
@@ -113,6 +116,7 @@ ENTRIES = (
         "kbench.kernels.elementwise:TorchSiluMul",
         "silu, then the product, in float32",
         graph=ALWAYS,
+        expects_operator="aten::silu",
     ),
     Implementation(
         "compiled-silu-mul",
@@ -138,6 +142,7 @@ ENTRIES = (
         "kbench.kernels.elementwise:TorchQuantFp8",
         "largest of each row, division, conversion",
         graph=ALWAYS,
+        expects_operator="aten::amax",
     ),
     Implementation(
         "compiled-quant-fp8",

@@ -29,6 +29,7 @@ ENTRIES = (
         "kbench.kernels.sampling:TorchPenalties",
         "gathers the history's logits, penalises, scatters back",
         graph=ALWAYS,
+        expects_operator="scatter_add",
     ),
     Implementation(
         "torch-mask",
@@ -36,6 +37,7 @@ ENTRIES = (
         "kbench.kernels.sampling:TorchMask",
         "unpacks the bits to booleans, then masked_fill",
         graph=ALWAYS,
+        expects_operator="__rshift__",
     ),
     Implementation(
         "torch-top-k",
@@ -43,6 +45,7 @@ ENTRIES = (
         "kbench.kernels.sampling:TorchTopK",
         "torch.topk for the largest k of any row, then a threshold a row",
         graph=ALWAYS,
+        expects_operator="aten::topk",
     ),
     Implementation(
         "torch-top-p",
@@ -50,6 +53,7 @@ ENTRIES = (
         "kbench.kernels.sampling:TorchTopP",
         "a whole sort, softmax, cumulative sum",
         graph=ALWAYS,
+        expects_operator="aten::cumsum",
     ),
     Implementation(
         "torch-draw",
@@ -57,12 +61,14 @@ ENTRIES = (
         "kbench.kernels.sampling:TorchDraw",
         "cumulative softmax and a binary search for the uniform",
         graph=ALWAYS,
+        expects_operator="aten::cumsum",
     ),
     Implementation(
         "torch-draw-exponential",
         ("sampling.draw",),
         "kbench.kernels.sampling:TorchDrawExponential",
         "a race of exponentials from torch's own generator",
+        expects_operator="exponential_",
     ),
     Implementation(
         "torch-chain",
@@ -70,6 +76,7 @@ ENTRIES = (
         "kbench.kernels.sampling:TorchChain",
         "one step after the other over the whole vocabulary, float32",
         graph=ALWAYS,
+        expects_operator="aten::sort",
     ),
     Implementation(
         "torch-short-chain",
@@ -77,6 +84,7 @@ ENTRIES = (
         "kbench.kernels.sampling:TorchShortChain",
         "a partial sort first; top-p and the draw see the k largest only",
         graph=ALWAYS,
+        expects_operator="aten::topk",
     ),
     Implementation(
         "compiled-chain",
