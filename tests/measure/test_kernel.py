@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kbench.catalog import Case
+from kbench.clock.timer import prepared_timer
 from kbench.errors import MeasurementError
 from kbench.measure.kernel import KernelTrial
 from kbench.protocol import Reply, Status, decode_reply, encode
@@ -210,3 +211,28 @@ def test_every_operation_is_held_to_the_rule_s_limit(op: str) -> None:
     strict = one.model_copy(update={"tolerance": {"float32": Tolerance(kernel=1e-10)}})
     found = trial(strict, "4*1@127", op).prepare()
     assert found.status is Status.INCORRECT and "rule.tolerance" in found.message
+
+
+def test_a_cache_written_while_the_timer_warms_up_is_a_changed_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is fast warms up with many calls: what they did must not become what is compared with."""
+    it = plugin(
+        tmp_path,
+        "def it(q, kv, batch, spec):\n    if timed(): kv.v[0].zero_()\n    return right(q, kv, batch, spec)\n",
+    )
+    marker = tmp_path / "timed"
+
+    def warmed_up(*args: Any, **named: Any) -> Any:
+        marker.touch()
+        try:
+            return prepared_timer(*args, **named)
+        finally:
+            marker.unlink()
+
+    monkeypatch.setattr("kbench.measure.kernel.prepared_timer", warmed_up)
+    assert it.prepare().status is Status.OK
+    it.window()
+    finished = it.finish()
+    assert finished.status is Status.INCORRECT
+    assert finished.message == "timed calls changed what they may only read"

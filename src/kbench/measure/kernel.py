@@ -168,6 +168,8 @@ class KernelTrial:
             without_nan(op, inputs)
         if cache.activation_sets == 1:
             sets = [op.sharing(inputs, sets[0]) for inputs in sets]
+        # Before the timer: what its own warm-up changes is changed too, and must not become what is compared with.
+        before = checksum(op.unchanging(sets[0]))
         rest = Rest(device)  # before the first timed call: threads that come from now on are waited for
         calls = [TimedCall.of(op, implementation, inputs) for inputs in sets[: max(1, cache.sets)]]
         return Timed(
@@ -176,7 +178,7 @@ class KernelTrial:
             cost=cost,
             streamed=streamed,
             cache=cache,
-            before=checksum(op.unchanging(sets[0])),
+            before=before,
             watch=Watch(op, calls, random.Random(self._seed), rest, self._defences),
         )
 
