@@ -97,8 +97,9 @@ def test_a_real_cpu_trace_closes_without_its_remainder(cpu_trace: Path) -> None:
     assert found["device"] == "cpu"
     assert found["segmentation"] == "span kbench.step"
     assert found["steps"] == 4
-    # A step that lost the processor between two phases has a hole that is nobody's.
-    assert max(step["closure"] for step in found["per_step"]) >= 0.98
+    assert abs(found["closure"] - 1) <= 0.02
+    # Phases lie inside their step and beside each other: whatever the machine does, they never add up to more.
+    assert all(step["closure"] <= 1.001 for step in found["per_step"])
     assert found["classes"]["other"]["us"] == 0
     assert total_share(found) == pytest.approx(1, abs=1e-3)
     assert set(us(found)) >= {"attention", "gemm", "norm_rope_activation", "kv_write", "sampling", "metadata"}
