@@ -11,7 +11,7 @@ import pytest
 
 from kbench.catalog import Case
 from kbench.errors import MeasurementError, UsageError
-from kbench.measure.exec_trial import failure
+from kbench.measure.boundary import failure
 from kbench.measure.step import StepTrial
 from kbench.plan import make_plan
 from kbench.protocol import Request, Status

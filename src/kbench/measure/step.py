@@ -21,11 +21,11 @@ from kbench.engine.phases import INSIDE_FORWARD, PHASES, DevicePhaseClock, NullC
 from kbench.engine.routing_control import control_routing
 from kbench.engine.runner import Runner
 from kbench.errors import MeasurementError
+from kbench.measure.boundary import failure, guarded, one_line
 from kbench.measure.clean_step import clean_step
 from kbench.measure.exec_batch import BatchState, KeptWeights, open_runner
 from kbench.measure.exec_correct import DRAWS, Judge, Judgement
 from kbench.measure.exec_observe import observe, observed_name
-from kbench.measure.exec_trial import failure, guarded, one_line
 from kbench.measure.refused import refused
 from kbench.measure.step_modes import other_ways
 from kbench.protocol import Measurement, Outcome, Status

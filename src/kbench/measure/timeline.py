@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from kbench.catalog import Point, parse_point
 from kbench.engine.phases import NullClock
 from kbench.engine.runner import Runner
+from kbench.measure.boundary import guarded
 from kbench.measure.exec_batch import BatchState, open_runner
-from kbench.measure.exec_trial import guarded
 from kbench.protocol import Measurement, Outcome, Status
 from kbench.suite.schema import Arm
 
