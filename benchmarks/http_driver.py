@@ -24,7 +24,7 @@ from typing import Any
 
 from kbench.measure.service import CLASSES, Limits, classify
 from kbench.targets.openai.exchange import Endpoint
-from kbench.targets.openai.replay import Plan, replay_http
+from kbench.targets.openai.replay import ReplayPlan, replay_http
 from kbench.traces.draw import Draw
 from kbench.traces.trace import RequestRow, Trace, TraceMeta, trace_from_rows
 
@@ -58,7 +58,7 @@ def replayed(name: str, rate: float, seconds: float, chunks: int, *options: str)
     trace = poisson(rate, seconds, chunks, seed=len(name))
     process, url = server(*options)
     try:
-        plan = Plan(vocab=32_000, max_seconds=seconds + 1, drain_seconds=15.0)
+        plan = ReplayPlan(vocab=32_000, max_seconds=seconds + 1, drain_seconds=15.0)
         found = replay_http(trace, Endpoint(url, "mock", timeout_s=5.0), plan)
     finally:
         process.terminate()

@@ -11,6 +11,7 @@ import torch
 from kbench.catalog import RoutingControl, parse_point
 from kbench.catalog.capability import GraphSupport
 from kbench.engine.arena import Place, places_of
+from kbench.engine.graphs import StepGraphs
 from kbench.engine.ladder import Ladder, StepRecord
 from kbench.engine.phases import NullClock, PhaseClock
 from kbench.engine.requests import Sampling
@@ -322,3 +323,33 @@ def test_the_buffers_have_room_for_every_captured_size_from_the_start(page_size:
     for size in sizes:
         assert isinstance(size, StepSize)
         assert places_of(size).bytes <= room
+
+
+class _Recording:
+    """A CUDA graph as far as recording goes; it refuses to end what was broken off, as the real one does."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def capture_begin(self, **_: object) -> None: ...
+
+    def capture_end(self) -> None:
+        self.ended += 1
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_a_capture_that_breaks_off_stops_recording_and_tells_what_broke_it(error: BaseException) -> None:
+    def body() -> torch.Tensor:
+        raise error
+
+    graph = _Recording()
+    with pytest.raises(type(error)) as caught:
+        StepGraphs(torch.device("cpu"))._record(graph, body)  # type: ignore[arg-type]
+    assert caught.value is error
+    assert graph.ended == 1
+
+
+def test_a_capture_that_cannot_be_ended_is_no_graph() -> None:
+    with pytest.raises(RuntimeError, match="previous error"):
+        StepGraphs(torch.device("cpu"))._record(_Recording(), lambda: torch.zeros(1))  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from kbench.engine.core import EngineConfig
 from kbench.targets.mock.app import serve
 from kbench.targets.mock.settings import MockSettings
 from kbench.targets.openai.exchange import Endpoint
-from kbench.targets.openai.replay import Driver, HttpReplay, Plan
+from kbench.targets.openai.replay import Driver, HttpReplay, ReplayPlan
 from kbench.traces.trace import RequestRow, Trace, TraceMeta, trace_from_rows
 
 FREE = {"step_us": 0.0, "prefill_us": 0.0, "decode_us": 0.0}
@@ -47,7 +47,7 @@ def replay(
         serving = asyncio.create_task(serve(settings, "127.0.0.1", 0, ready))
         try:
             url = f"http://127.0.0.1:{await ready}"
-            driver = Driver(trace, Endpoint(url, "mock", **(endpoint or {})), Plan(vocab=1_000, **plan))
+            driver = Driver(trace, Endpoint(url, "mock", **(endpoint or {})), ReplayPlan(vocab=1_000, **plan))
             if stop_when is not None:
                 watching = asyncio.create_task(stop_when(driver))
             found = await driver.run()

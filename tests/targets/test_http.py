@@ -141,9 +141,9 @@ def test_children_of_a_failed_turn_are_not_sent() -> None:
 def test_nobody_listens() -> None:
     async def main() -> Any:
         from kbench.targets.openai.exchange import Endpoint
-        from kbench.targets.openai.replay import Plan
+        from kbench.targets.openai.replay import ReplayPlan
 
-        return await Driver(singles(3), Endpoint("http://127.0.0.1:9", "mock"), Plan(vocab=100)).run()
+        return await Driver(singles(3), Endpoint("http://127.0.0.1:9", "mock"), ReplayPlan(vocab=100)).run()
 
     found = asyncio.run(main())
     assert statuses(found) == {"failed": 3}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Hashable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -112,7 +112,7 @@ class StepGraphs:
                 graph = torch.cuda.CUDAGraph()
                 try:
                     tokens = self._record(graph, body)
-                except (RuntimeError, NotImplementedError) as error:
+                except RuntimeError as error:  # NotImplementedError is one, and so are CUDA's
                     torch.cuda.synchronize(self._device)
                     return Captured(None, body, None, keeps, f"capture failed: {' '.join(str(error).split())[:200]}")
         finally:
@@ -123,11 +123,12 @@ class StepGraphs:
 
     def _record(self, graph: torch.cuda.CUDAGraph, body: Body) -> Tensor:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        whole = False
         try:
             tokens = body()
-        except BaseException:
-            with suppress(RuntimeError):  # the error that ended the body is the one to tell
+            whole = True
+        finally:
+            # Whatever ended the body, Ctrl-C too, the stream must stop recording; that error is the one to tell.
+            with nullcontext() if whole else suppress(RuntimeError):
                 graph.capture_end()
-            raise
-        graph.capture_end()
         return tokens

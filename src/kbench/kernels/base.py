@@ -6,6 +6,7 @@ about an implementation. What an implementation supports is declared in `kbench.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -65,7 +66,7 @@ class TensorKernel(Protocol):
         ...
 
 
-class PlainKernel:
+class PlainKernel(ABC):
     """Base of implementations that convert and plan nothing: they write `run` alone."""
 
     name = "plain"
@@ -76,5 +77,6 @@ class PlainKernel:
     def plan(self, state: dict[str, Any]) -> None:
         return None
 
+    @abstractmethod
     def run(self, state: dict[str, Any], plan: None, out: Outputs) -> Tensor | Outputs:
-        raise NotImplementedError
+        """As `TensorKernel.run`. Abstract: one that forgot it would be taken for one that says no."""

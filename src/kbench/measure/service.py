@@ -19,7 +19,7 @@ from typing import Any
 
 from kbench.errors import MeasurementError, UsageError
 from kbench.protocol import Measurement
-from kbench.stats.location import autocorrelation
+from kbench.stats.location import autocorrelation, percentile
 from kbench.targets.base import ReplayResult, RequestResult
 from kbench.traces.trace import Trace
 
@@ -92,12 +92,6 @@ def classify(request: RequestResult, limits: Limits) -> str:
     # An undefined TPOT compares false, that is: it meets the limit.
     missed = ttft_us(request) > limits.ttft_us or tpot_us(request) > limits.tpot_us
     return "late" if missed else "good"
-
-
-def percentile(values: Iterable[float], share: float) -> float:
-    """Nearest rank: the smallest value that at least `share` of all values do not exceed. NaN of none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
 
 
 # ------------------------------------------------------------------------------------------- segments

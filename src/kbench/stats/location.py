@@ -1,4 +1,4 @@
-"""Where a small sample lies, robustly, and how much its neighbours resemble each other.
+"""Where a small sample lies, robustly, how much its neighbours resemble each other, and its ranks.
 
 Owns the Hodges–Lehmann estimate, its exact signed-rank interval and the lag autocorrelation with the sample size that
 it is worth. It knows nothing of sessions: pooling blocks of several sessions here would treat them as independent.
@@ -7,6 +7,7 @@ it is worth. It knows nothing of sessions: pooling blocks of several sessions he
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
@@ -116,3 +117,9 @@ def _signed_rank_probabilities(n: int) -> Floats:
         shifted[rank:] = probabilities[:-rank]
         probabilities = 0.5 * (probabilities + shifted)
     return probabilities
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """Nearest rank: the smallest value that at least `share` of all values do not exceed. NaN of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kbench.stats.location import percentile
 from kbench.targets.openai.exchange import Exchange
 
 MOST_LAG_MS = 10.0
@@ -45,7 +46,7 @@ class LoadTruth:
     @property
     def degraded(self) -> bool:
         """Whether the client, not the server, delayed what was due."""
-        late = rank(self.lag_us, 0.99)
+        late = percentile(self.lag_us, 0.99)
         return bool(self.offered) and not late <= self.most_lag_ms * 1_000
 
     def facts(self) -> dict[str, Any]:
@@ -56,10 +57,10 @@ class LoadTruth:
             "offered": self.offered,
             "sent": self.sent,
             "offered_per_s": plain(self.offered / self.seconds) if self.seconds else None,
-            "lag_p50_us": plain(rank(self.lag_us, 0.50)),
-            "lag_p99_us": plain(rank(self.lag_us, 0.99)),
+            "lag_p50_us": plain(percentile(self.lag_us, 0.50)),
+            "lag_p99_us": plain(percentile(self.lag_us, 0.99)),
             "lag_max_us": plain(max(self.lag_us, default=math.nan)),
-            "client_queue_p99_us": plain(rank(self.client_queue_us, 0.99)),
+            "client_queue_p99_us": plain(percentile(self.client_queue_us, 0.99)),
             "most_lag_ms": self.most_lag_ms,
             "degraded": self.degraded,
         }
@@ -68,9 +69,3 @@ class LoadTruth:
 def causes(exchanges: Sequence[Exchange]) -> dict[str, int]:
     """How often each cause kept a request from finishing."""
     return dict(Counter(own.cause for own in exchanges if own.cause).most_common())
-
-
-def rank(values: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile; NaN of none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan

@@ -31,7 +31,7 @@ CONNECT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReplayPlan:
     """How a replay is driven. `vocab` is the model's: prompts are token ids below it."""
 
     vocab: int
@@ -82,7 +82,7 @@ class Driver:
 
     trace: Trace
     endpoint: Endpoint
-    plan: Plan
+    plan: ReplayPlan
     _stopped: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -272,6 +272,6 @@ class Driver:
         )
 
 
-def replay_http(trace: Trace, endpoint: Endpoint, plan: Plan) -> HttpReplay:
+def replay_http(trace: Trace, endpoint: Endpoint, plan: ReplayPlan) -> HttpReplay:
     """Replay what the plan asks for; blocks until it is over. Raises MeasurementError where the server is not there."""
     return asyncio.run(Driver(trace, endpoint, plan).run())
