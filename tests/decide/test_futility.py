@@ -14,7 +14,7 @@ from kbench.decide.budget import Budget
 from kbench.decide.estimate import Sessions
 from kbench.decide.timing import Region, last_look_chances
 from kbench.stats import lower_bound, upper_bound
-from kbench.suite.schema import Rule
+from kbench.suite.rule_schema import Rule
 
 RULE = Rule.model_validate({"looks": (6, 8, 12)}, strict=False)
 

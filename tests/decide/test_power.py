@@ -10,7 +10,8 @@ from decide_lab import GOODPUT, LONG, OUTPUT, SHORT, STEP, Lab, make_suite
 
 from kbench.decide import Evidence, Verdict, decide
 from kbench.decide.power import Sight, sights
-from kbench.suite.schema import Power, Suite
+from kbench.suite.rule_schema import Power
+from kbench.suite.schema import Suite
 
 
 def suite_of(at_saving: float | None = None, target: float = 0.9, **how: Any) -> Suite:

@@ -15,7 +15,7 @@ from kbench.decide.evidence import Cell, cell_of
 from kbench.decide.quick import GateCell, GateVerdict, judge_gate, observe, scatter_of
 from kbench.decide.reading import alone, estimate_variance, plug_in
 from kbench.noise import CaseNoise, Scatter
-from kbench.suite.schema import Gate
+from kbench.suite.rule_schema import Gate
 
 RNG = np.random.default_rng(3)
 WITHIN = tuple(4e-6 * (1 + 0.1 * (n % 5)) for n in range(16))

@@ -11,7 +11,8 @@ from decide_lab import LONG, POINTS, STEP, Lab, make_suite
 from kbench.decide import Evidence, Verdict, decide
 from kbench.decide.voids import Event, codes_of, void_sessions
 from kbench.record import RunRecord, SessionMark
-from kbench.suite.schema import Suite, VoidCode
+from kbench.suite.rule_schema import VoidCode
+from kbench.suite.schema import Suite
 
 CODES = ("baseline_crash", "throttle", "ecc", "gpu_lost", "wrong_backend", "host_contention")
 CASE = f"step/step/tiny/{LONG}"

@@ -12,7 +12,8 @@ from kbench.clock.timer import prepared_timer
 from kbench.errors import MeasurementError
 from kbench.measure.kernel import KernelTrial
 from kbench.protocol import Reply, Status, decode_reply, encode
-from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings, Tolerance
+from kbench.suite.rule_schema import Tolerance
+from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings
 
 QUICK = Measure(window_steps=3, window_ms=1.0)
 PLUGIN_HEAD = """

@@ -15,7 +15,8 @@ from kbench.measure.exec_batch import BatchState, open_runner, scattered_tables
 from kbench.measure.exec_correct import Judge, worst_row
 from kbench.measure.step import StepTrial
 from kbench.protocol import Measurement, Outcome, Status
-from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings, Tolerance
+from kbench.suite.rule_schema import Tolerance
+from kbench.suite.schema import Arm, EngineSettings, Measure, ModelSettings
 
 torch.set_num_threads(1)
 SHORT = Measure(window_steps=2, window_ms=1.0)

@@ -20,7 +20,7 @@ from kbench.ledger import Kind, Ledger
 from kbench.plan import Plan, make_plan
 from kbench.run.history import History
 from kbench.suite import load_suite
-from kbench.suite.schema import Regime, Rule
+from kbench.suite.rule_schema import Regime, Rule
 
 PLUGIN = """
 def make():

@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from kbench.suite import load_suite
-from kbench.suite.schema import Clause, Diagnostics, Power, Rule, RulePolicy, Tolerance, Validity, VoidCode
+from kbench.suite.rule_schema import Clause, Diagnostics, Power, Rule, RulePolicy, Tolerance, Validity, VoidCode
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rule.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```toml\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)

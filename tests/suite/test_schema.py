@@ -7,22 +7,22 @@ from typing import get_args
 import pytest
 from pydantic import ValidationError
 
-from kbench.suite import schema
+from kbench.suite import fields, schema
 from suite.conftest import Edit
 
 
-def tables() -> list[type[schema.Strict]]:
-    return schema.Strict.__subclasses__()
+def tables() -> list[type[fields.Strict]]:
+    return fields.Strict.__subclasses__()
 
 
 def test_every_metric_belongs_to_a_level() -> None:
-    named = [metric for metrics in schema.METRICS_OF_LEVEL.values() for metric in metrics]
-    assert sorted(named) == sorted(get_args(schema.Metric))
-    assert set(schema.METRICS_OF_LEVEL) == set(get_args(schema.Level))
+    named = [metric for metrics in fields.METRICS_OF_LEVEL.values() for metric in metrics]
+    assert sorted(named) == sorted(get_args(fields.Metric))
+    assert set(fields.METRICS_OF_LEVEL) == set(get_args(fields.Level))
 
 
 @pytest.mark.parametrize("table", tables(), ids=lambda table: table.__name__)
-def test_every_table_is_closed_and_frozen(table: type[schema.Strict]) -> None:
+def test_every_table_is_closed_and_frozen(table: type[fields.Strict]) -> None:
     assert table.model_config["extra"] == "forbid"
     assert table.model_config["frozen"]
     assert table.model_config["strict"]

@@ -20,7 +20,8 @@ from kbench.decide.shapes import Weights, cell_weights
 from kbench.decide.timing import estimate_cell, pooled
 from kbench.decide.workload import modelled_error
 from kbench.stats import saving
-from kbench.suite.schema import Regime, Suite
+from kbench.suite.rule_schema import Regime
+from kbench.suite.schema import Suite
 
 
 @dataclass(frozen=True, slots=True)

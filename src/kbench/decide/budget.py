@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from kbench.errors import UsageError
 from kbench.stats import family_error, obf_spending
-from kbench.suite.schema import Rule
+from kbench.suite.rule_schema import Rule
 
 FAIL_ALPHA = 0.025
 """One-sided error of a bound that says `fail` rather than `inconclusive`."""

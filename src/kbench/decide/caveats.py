@@ -17,7 +17,8 @@ from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import percent
 from kbench.decide.selections import stand_ins
 from kbench.suite.checks import arm_of
-from kbench.suite.schema import Regime, Suite
+from kbench.suite.rule_schema import Regime
+from kbench.suite.schema import Suite
 
 Diagnosed = Mapping[Cell, Diagnostics]
 

@@ -13,7 +13,8 @@ from kbench.decide.evidence import NO_SESSION, Cell, Ended, Evidence
 from kbench.decide.results import CellResult, ClauseStatus
 from kbench.errors import UsageError
 from kbench.protocol import Status
-from kbench.suite.schema import Regime, Suite
+from kbench.suite.rule_schema import Regime
+from kbench.suite.schema import Suite
 
 FAILED = frozenset({Status.FAILED, Status.INCORRECT, Status.CRASHED, Status.HUNG, Status.OUT_OF_MEMORY})
 """Ends of a candidate's trial that fail the clause, however fast its other trials were."""

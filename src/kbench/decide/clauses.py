@@ -13,7 +13,8 @@ from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, percent, worst
 from kbench.decide.timing import KEEP, equivalence_margin, judge_timing
 from kbench.decide.workload import judge_workload
-from kbench.suite.schema import Clause, Regime, Suite
+from kbench.suite.rule_schema import Clause, Regime
+from kbench.suite.schema import Suite
 
 LEVELS = ("kernel", "step", "workload")
 COSTS = Cell("step", "costs", "grid")

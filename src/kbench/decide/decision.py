@@ -22,7 +22,8 @@ from kbench.decide.results import ClauseResult, ClauseStatus, Decision, Looks, R
 from kbench.decide.selections import inconsistent, mismatches
 from kbench.decide.timing import FUTILE
 from kbench.errors import IntegrityError
-from kbench.suite.schema import Regime, Suite
+from kbench.suite.rule_schema import Regime
+from kbench.suite.schema import Suite
 
 
 def decide(suite: Suite, evidence: Evidence, *, plan_hash: str | None = None) -> Decision:

@@ -24,7 +24,8 @@ from kbench.decide.results import CellResult, number, percent
 from kbench.decide.timing import ONCE_A_SESSION, POWER, equivalence_margin, estimate_cell, threshold_of
 from kbench.decide.workload import DIVERGENCE, FLOORS, modelled_error
 from kbench.stats import minimum_detectable_effect
-from kbench.suite.schema import Clause, Regime, Suite
+from kbench.suite.rule_schema import Clause, Regime
+from kbench.suite.schema import Suite
 
 _UNKNOWN: Mapping[tuple[Cell, str], float] = MappingProxyType({})
 LEAST_SESSIONS = 3

@@ -16,7 +16,8 @@ from kbench.decide.cells import trials_of, workload_cells
 from kbench.decide.evidence import Cell, Evidence
 from kbench.errors import UsageError
 from kbench.protocol import Status
-from kbench.suite.schema import Regime, Suite
+from kbench.suite.rule_schema import Regime
+from kbench.suite.schema import Suite
 
 NEAR = 2.0
 """Powers of two by which a recorded batch may differ from a cell in sequences, queries or context."""

@@ -26,7 +26,8 @@ from kbench.decide.evidence import Cell, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, percent, worst
 from kbench.decide.shapes import cell_weights
 from kbench.stats import lower_bound, saving, sessions_needed, t_cdf, t_quantile, upper_bound
-from kbench.suite.schema import Clause, Regime, Suite
+from kbench.suite.rule_schema import Clause, Regime
+from kbench.suite.schema import Suite
 
 SAMPLE_METRIC = {"step_time_p99": "step_time_max"}
 """A window is too short for a 99th percentile of its own: its slowest step stands for it."""

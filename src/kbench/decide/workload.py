@@ -19,7 +19,8 @@ from kbench.decide.evidence import Cell, Ended, Evidence
 from kbench.decide.results import CellResult, ClauseResult, ClauseStatus, percent, worst
 from kbench.decide.timing import KEEP, Region, threshold_of
 from kbench.protocol import Status
-from kbench.suite.schema import Clause, Regime, Suite
+from kbench.suite.rule_schema import Clause, Regime
+from kbench.suite.schema import Suite
 
 LEAST_SEGMENTS = 20
 HIGHER_IS_BETTER = frozenset({"goodput", "hit_ratio"})

@@ -1,4 +1,4 @@
-"""Paged attention of installed packages: FlashInfer, FlashAttention, vLLM, SGLang.
+"""Paged attention of installed packages that read block tables: FlashAttention, vLLM, SGLang.
 
 Owns the translation of a batch into each package's own metadata, in `plan`, where these packages plan as well. Packages
 are imported when an instance is made. None of these kernels is asked for a row without keys: what it leaves there is
@@ -10,7 +10,6 @@ overwritten by the contract's 0.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +18,6 @@ from torch import Tensor
 
 from kbench.ops.attention import AttentionBatch, AttentionSpec, PagedKV
 
-WORKSPACE_BYTES = 128 << 20
-"""What FlashInfer recommends for the partial results of split KV."""
-TENSOR_CORE_GROUP = 4
-"""FlashInfer's tensor-core decode is the faster one from so many query heads a KV head on."""
-LN_2 = math.log(2.0)
 VLLM_SEGMENTS = 16
 VLLM_PROGRAMS = 128
 """vLLM splits the KV length into 16 segments where a batch has fewer programs than this."""
@@ -52,112 +46,6 @@ def empty_rows(batch: AttentionBatch) -> Tensor | None:
 def window_left(spec: AttentionSpec) -> int:
     """Keys before the query's own; -1 without a window."""
     return spec.window - 1 if spec.window else -1
-
-
-@dataclass(frozen=True, slots=True)
-class PageLists:
-    """FlashInfer's form of a block table: the pages of all sequences in a row."""
-
-    starts: Tensor
-    pages: Tensor
-    last: Tensor
-
-    @classmethod
-    def of(cls, batch: AttentionBatch, page_size: int) -> PageLists:
-        counts = [-(-length // page_size) for length in batch.kv_lens]
-        starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        device, width = batch.block_table.device, batch.block_table.shape[1]
-        used = torch.arange(width)[None] < torch.tensor(counts, dtype=torch.int64)[:, None]
-        last = torch.tensor([(length - 1) % page_size + 1 if length else 0 for length in batch.kv_lens])
-        return cls(starts.to(device), batch.block_table[used.to(device)], last.to(torch.int32).to(device))
-
-
-@dataclass(frozen=True, slots=True)
-class WrapperPlan:
-    wrapper: Any
-    lse: bool
-    empty: Tensor | None
-
-
-class FlashInfer(Paged):
-    """Base of both phases: `plan` makes a wrapper and plans it, `run` runs it."""
-
-    def __init__(self) -> None:
-        import flashinfer
-
-        self._package: Any = flashinfer
-        self._workspace: Tensor | None = None
-
-    def workspace(self, device: torch.device) -> Tensor:
-        """Shared by all plans of an instance: one call runs at a time."""
-        if self._workspace is None:
-            self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        return self._workspace
-
-    def run(self, q: Tensor, kv: PagedKV, plan: object, out: Tensor) -> Answer:
-        assert isinstance(plan, WrapperPlan)
-        if plan.lse:
-            _, lse = plan.wrapper.run(q, (kv.k, kv.v), out=out, return_lse=True)
-            lse = lse * LN_2  # FlashInfer counts in base 2
-        else:
-            plan.wrapper.run(q, (kv.k, kv.v), out=out)
-        if plan.empty is not None:
-            out.masked_fill_(plan.empty, 0.0)
-        return (out, lse) if plan.lse else out
-
-
-class FlashInferDecode(FlashInfer):
-    """BatchDecodeWithPagedKVCacheWrapper."""
-
-    name = "flashinfer-decode"
-
-    def plan(self, batch: AttentionBatch, spec: AttentionSpec, kv: PagedKV) -> WrapperPlan:
-        device, lists = kv.k.device, PageLists.of(batch, kv.page_size)
-        wrapper = self._package.BatchDecodeWithPagedKVCacheWrapper(
-            self.workspace(device), kv.layout, use_tensor_cores=spec.group >= TENSOR_CORE_GROUP
-        )
-        wrapper.plan(
-            lists.starts,
-            lists.pages,
-            lists.last,
-            spec.q_heads,
-            spec.kv_heads,
-            spec.head_dim,
-            kv.page_size,
-            window_left=window_left(spec),
-            logits_soft_cap=spec.softcap or None,
-            q_data_type=kv.k.dtype,
-            kv_data_type=kv.k.dtype,
-            sm_scale=spec.scale,
-        )
-        return WrapperPlan(wrapper, spec.lse, empty_rows(batch))
-
-
-class FlashInferPrefill(FlashInfer):
-    """BatchPrefillWithPagedKVCacheWrapper, causal."""
-
-    name = "flashinfer-prefill"
-
-    def plan(self, batch: AttentionBatch, spec: AttentionSpec, kv: PagedKV) -> WrapperPlan:
-        device, lists = kv.k.device, PageLists.of(batch, kv.page_size)
-        wrapper = self._package.BatchPrefillWithPagedKVCacheWrapper(self.workspace(device), kv.layout)
-        wrapper.plan(
-            batch.query_start,
-            lists.starts,
-            lists.pages,
-            lists.last,
-            spec.q_heads,
-            spec.kv_heads,
-            spec.head_dim,
-            kv.page_size,
-            causal=True,
-            window_left=window_left(spec),
-            logits_soft_cap=spec.softcap or None,
-            q_data_type=kv.k.dtype,
-            kv_data_type=kv.k.dtype,
-            sm_scale=spec.scale,
-        )
-        return WrapperPlan(wrapper, spec.lse, empty_rows(batch))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ from kbench.record import RunRecord
 from kbench.report.text import clean
 from kbench.selection import selections_of
 from kbench.selector import BASELINE, CANDIDATE, SCHEMA, holds, sealed
-from kbench.suite.schema import Regime, Suite
+from kbench.suite.rule_schema import Regime
+from kbench.suite.schema import Suite
 
 FILE = "selector.json"
 _MEASURED_IN_STEPS = ("kernel", "step")

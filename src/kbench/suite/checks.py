@@ -13,9 +13,11 @@ from kbench import catalog
 from kbench.checkpoints import check_checkpoint
 from kbench.errors import UsageError
 from kbench.suite.choice_checks import choice_problems, served_problems
+from kbench.suite.fields import METRICS_OF_LEVEL
 from kbench.suite.regimes import regime_problems, regime_warnings
+from kbench.suite.rule_schema import Clause, Regime
 from kbench.suite.rules import rule_problems, rule_warnings
-from kbench.suite.schema import METRICS_OF_LEVEL, Arm, AttentionChoice, Clause, ModelSettings, Regime, Suite, Variant
+from kbench.suite.schema import Arm, AttentionChoice, ModelSettings, Suite, Variant
 from kbench.suite.step_points import step_problems
 
 MOST_SESSIONS = 1_000

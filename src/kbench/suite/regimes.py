@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 
 from kbench.catalog import Point, op_applies, parse_shape
-from kbench.suite.schema import Clause, Regime, Suite, Variant, When
+from kbench.suite.rule_schema import Clause, Regime, When
+from kbench.suite.schema import Suite, Variant
 
 KeyPath = tuple[str | int, ...]
 Found = tuple[KeyPath, str, str]

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kbench.catalog.tolerances import FLOORS_OF, ROUNDING
-from kbench.suite.schema import Clause, Suite
+from kbench.suite.rule_schema import Clause
+from kbench.suite.schema import Suite
 
 ONCE_A_SESSION = ("conversion_time", "metadata_time")
 KeyPath = tuple[str | int, ...]

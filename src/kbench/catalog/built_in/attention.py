@@ -140,7 +140,7 @@ ENTRIES = (
     Implementation(
         "flashinfer-decode",
         ("attention.decode",),
-        "kbench.kernels.adapters_attention:FlashInferDecode",
+        "kbench.kernels.adapters_flashinfer:FlashInferDecode",
         "FlashInfer's BatchDecodeWithPagedKVCacheWrapper",
         devices=("cuda",),
         lowest_capability=AMPERE,
@@ -154,7 +154,7 @@ ENTRIES = (
     Implementation(
         "flashinfer-prefill",
         ("attention.prefill",),
-        "kbench.kernels.adapters_attention:FlashInferPrefill",
+        "kbench.kernels.adapters_flashinfer:FlashInferPrefill",
         "FlashInfer's BatchPrefillWithPagedKVCacheWrapper",
         devices=("cuda",),
         lowest_capability=AMPERE,
