@@ -27,6 +27,8 @@ BODIES_AHEAD = 512
 """Prompts that are written out before they are due, in idle time."""
 IDLE_NS = 2_000_000
 """The dispatcher uses an idle time for something else only if it is longer than this."""
+TICK_NS = 1_000_000
+"""What a selector rounds its timeouts up to: the last part of a wait is spent looking, not sleeping."""
 CONNECT_S = 10.0
 
 
@@ -180,8 +182,11 @@ class Driver:
             await asyncio.sleep(0)
             if self._wake.is_set():
                 return
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(max(0.0, (until_ns - self._now()) / 1e9), self._wake.set)
+        left = until_ns - self._now()
+        if left <= TICK_NS:
+            await asyncio.sleep(0)
+            return
+        timer = asyncio.get_running_loop().call_later((left - TICK_NS) / 1e9, self._wake.set)
         await self._wake.wait()
         timer.cancel()
 
