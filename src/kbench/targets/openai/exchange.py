@@ -1,7 +1,8 @@
 """One request to a server: what is sent, what comes back when, and the one way in which it ends.
 
 Owns the body of a request, the reading of a stream, and the causes of failure. Tokens are counted by the server's
-usage, by token ids, or by a finish for length; chunks are never counted: one may carry several tokens. Nothing is ever
+usage, by token ids, or by a finish for length; chunks are never counted: one may carry several tokens. An answer must
+have the length that the trace forces: less is other work, and more than was asked for is a miscount. Nothing is ever
 sent twice. It does not know when a request is due, nor what is good.
 """
 
@@ -137,6 +138,8 @@ async def _stream(
         for line in lines:
             if not reader.line(line.strip(), now):
                 return
+    if rest.strip() and not reader.line(rest.strip(), now_ns()):  # the last line need not end in one
+        return
     if reader.done:
         reader.finish(now_ns())
     else:
@@ -164,7 +167,7 @@ class _Reader:
             return True
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):  # nested as no server means it
             event = None
         if not isinstance(event, dict):
             self._own.end("failed", "garbage in the stream", now)
@@ -179,7 +182,8 @@ class _Reader:
         usage = event.get("usage")
         if isinstance(usage, Mapping):
             self._count(usage)
-        for choice in event.get("choices") or ():
+        choices = event.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
             if not isinstance(choice, Mapping):
                 continue
             ids = choice.get("token_ids")
@@ -190,16 +194,17 @@ class _Reader:
                 self._own.first_ns = self._own.first_ns or now
                 self._own.chunk_ns.append(now)
                 if isinstance(ids, list):
-                    self._own.token_ids += [token for token in ids if isinstance(token, int)]
+                    self._own.token_ids += [token for token in ids if _count(token) is not None]
 
     def _count(self, usage: Mapping[str, Any]) -> None:
-        own, said = self._own, usage.get("completion_tokens")
-        self._usage = said if isinstance(said, int) and said >= 0 else self._usage
-        prompt = usage.get("prompt_tokens")
-        own.prompt_tokens = prompt if isinstance(prompt, int) else own.prompt_tokens
+        own = self._own
+        said, prompt = _count(usage.get("completion_tokens")), _count(usage.get("prompt_tokens"))
+        self._usage = self._usage if said is None else said
+        own.prompt_tokens = own.prompt_tokens if prompt is None else prompt
         details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-        own.cached_tokens = cached if isinstance(cached, int) else own.cached_tokens
+        cached = _count(details.get("cached_tokens")) if isinstance(details, Mapping) else None
+        if cached is not None and cached <= (own.prompt_tokens or 0):
+            own.cached_tokens = cached
 
     def finish(self, now: int) -> None:
         """The stream is complete: its last token came with its last chunk."""
@@ -213,8 +218,17 @@ class _Reader:
         if not own.first_ns or not own.output_tokens:
             cause = "an answer without a token" if not own.first_ns else "nothing says how many tokens came"
             own.end("failed", cause, now)
+        elif own.output_tokens != self._wanted:
+            how = "fewer" if own.output_tokens < self._wanted else "more"
+            own.output_tokens = 0
+            own.end("failed", f"{how} tokens than were asked for", now)
         else:
             own.end("finished", "", own.chunk_ns[-1])
+
+
+def _count(said: object) -> int | None:
+    """A whole number from 0 on, or nothing: JSON's true is no 1."""
+    return said if isinstance(said, int) and not isinstance(said, bool) and said >= 0 else None
 
 
 def sent_stamps(now_ns: Callable[[], int]) -> aiohttp.TraceConfig:
